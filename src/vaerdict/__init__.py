@@ -1,0 +1,1 @@
+"""Decisions you can trust from variational autoencoders."""

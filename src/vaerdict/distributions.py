@@ -1,0 +1,219 @@
+"""Distributions as base noise and a deterministic transform of it.
+
+A distribution here is a proposal that does not look at x: it has ``draw`` and ``log_prob`` like any other. An amortised
+proposal is a network that returns one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import Draws, ShapeError, check_count, per_member
+from vaerdict.noise import Randomness, Source, as_source
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Noise(NamedTuple):
+    """Base noise: standard normals ``(K, *batch, d)`` and, for a Student-t, standard gammas ``(K, *batch, 1)``."""
+
+    normal: Tensor
+    gamma: Tensor | None = None
+
+
+class Diagonal(NamedTuple):
+    """A diagonal square root of a covariance. Shapes: ``scale (*batch, d)``."""
+
+    scale: Tensor
+
+    def apply(self, eps: Tensor) -> Tensor:
+        """Root times eps."""
+        return self.scale * eps
+
+    def transpose_apply(self, vector: Tensor) -> Tensor:
+        """Transposed root times a vector ``(*batch, d)``."""
+        return self.scale * vector
+
+    def square_norm(self, delta: Tensor) -> Tensor:
+        """Squared Mahalanobis length of delta. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        return (delta / self.scale).square().sum(-1)
+
+    def log_det(self) -> Tensor:
+        """Log of the root's determinant. Shapes: ``-> (*batch)``."""
+        return self.scale.log().sum(-1)
+
+    def covariance(self) -> Tensor:
+        """The covariance (of a Student-t: its scale matrix). Shapes: ``-> (*batch, d, d)``."""
+        return torch.diag_embed(self.scale.square())
+
+
+class Triangular(NamedTuple):
+    """A lower-triangular square root of a covariance. Shapes: ``tril (*batch, d, d)``."""
+
+    tril: Tensor
+
+    def apply(self, eps: Tensor) -> Tensor:
+        """Root times eps."""
+        return (self.tril @ eps.unsqueeze(-1)).squeeze(-1)
+
+    def transpose_apply(self, vector: Tensor) -> Tensor:
+        """Transposed root times a vector ``(*batch, d)``."""
+        return (self.tril.mT @ vector.unsqueeze(-1)).squeeze(-1)
+
+    def square_norm(self, delta: Tensor) -> Tensor:
+        """Squared Mahalanobis length of delta. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        # particles as right-hand sides of one solve per observation: (*batch, d, K)
+        columns = delta.movedim(0, -1)
+        white = torch.linalg.solve_triangular(self.tril, columns, upper=False)
+        return white.square().sum(-2).movedim(-1, 0)
+
+    def log_det(self) -> Tensor:
+        """Log of the root's determinant. Shapes: ``-> (*batch)``."""
+        return self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def covariance(self) -> Tensor:
+        """The covariance (of a Student-t: its scale matrix). Shapes: ``-> (*batch, d, d)``."""
+        return self.tril @ self.tril.mT
+
+
+Root = Diagonal | Triangular
+
+
+@dataclass(frozen=True, eq=False)
+class Elliptical:
+    r"""A multivariate normal, or with `df` a multivariate Student-t, by location and root of its scale matrix.
+
+    :math:`z = \mu + R\,\epsilon`, with :math:`\epsilon` standard normal, times :math:`\sqrt{\nu/\chi^2_\nu}` for a
+    Student-t. With `heading` the base noise is first reflected so that its first coordinate moves z along that
+    direction; the law of z is the same, but the first coordinate of a Sobol net, its best, then serves the query.
+
+    Shapes: ``loc (*batch, d)``, ``df ()`` or one value a stacked member, ``heading (*batch, d)``.
+    """
+
+    loc: Tensor
+    root: Root
+    df: Tensor | None = None
+    heading: Tensor | None = None
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The shape of the observations this distribution was made for."""
+        return self.loc.shape[:-1]
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """``(d,)``."""
+        return self.loc.shape[-1:]
+
+    def noise(self, k: int, source: Source) -> Noise:
+        """Base noise for k particles of each observation."""
+        if self.df is None:
+            return Noise(source.normal(k, self.batch_shape, self.loc.shape[-1], like=self.loc))
+        concentration = 0.5 * self.df.detach().to(self.loc)
+        return Noise(*source.normal_gamma(k, self.batch_shape, self.loc.shape[-1], concentration))
+
+    def transform(self, noise: Noise) -> Tensor:
+        """Particles from base noise, differentiable in every parameter. Shapes: ``-> (K, *batch, d)``."""
+        eps = noise.normal if self.heading is None else self._reflected(noise.normal)
+        if self.df is not None and noise.gamma is not None:
+            concentration = 0.5 * per_member(self.df, 0).unsqueeze(-1).expand_as(noise.gamma)
+            gamma = _ImplicitGamma.apply(concentration, noise.gamma)
+            eps = eps * (concentration / gamma).sqrt()
+        return self.loc + self.root.apply(eps)
+
+    def log_prob(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """Log-density at z; x is accepted, and not looked at, so that a distribution is a proposal."""
+        d = self.loc.shape[-1]
+        square = self.root.square_norm(z - self.loc)
+        if self.df is None:
+            return -0.5 * (square + d * _LOG_2PI) - self.root.log_det()
+        df = per_member(self.df, 0)
+        constant = torch.lgamma(0.5 * (df + d)) - torch.lgamma(0.5 * df) - 0.5 * d * (df * math.pi).log()
+        return constant - self.root.log_det() - 0.5 * (df + d) * torch.log1p(square / df)
+
+    def draw(self, x: Tensor | None, k: int, *, generator: Randomness) -> Draws:
+        """Draw k particles for each observation the distribution was made for."""
+        check_count(k)
+        if x is not None and x.shape[: len(self.batch_shape)] != self.batch_shape:
+            raise ShapeError(
+                f"this distribution was made for observations of shape {tuple(self.batch_shape)}, "
+                f"not {tuple(x.shape[:-1])}; make it anew for these observations."
+            )
+        z = self.transform(self.noise(k, as_source(generator)))
+        return Draws(z, self.log_prob(z))
+
+    def detach(self) -> Elliptical:
+        """The same distribution with no gradient in its parameters."""
+        root = type(self.root)(*(part.detach() for part in self.root))
+        return replace(self, loc=self.loc.detach(), root=root, df=None if self.df is None else self.df.detach())
+
+    def towards(self, direction: Tensor) -> Elliptical:
+        """The same law with its first noise coordinate turned along `direction` ``(d,)`` or ``(*batch, d)``."""
+        return replace(self, heading=direction.to(self.loc).expand_as(self.loc))
+
+    def scaled(self, factor: float) -> Elliptical:
+        """The same location with the root multiplied by `factor`."""
+        return replace(self, root=type(self.root)(*(factor * part for part in self.root)))
+
+    def covariance(self) -> Tensor:
+        """Covariance matrix; a Student-t has one for df > 2. Shapes: ``-> (*batch, d, d)``."""
+        if self.df is None:
+            return self.root.covariance()
+        df = per_member(self.df, 0)[..., None, None]
+        return torch.where(df > 2, df / (df - 2), torch.inf) * self.root.covariance()
+
+    def _reflected(self, eps: Tensor) -> Tensor:
+        """Householder reflection that maps the first axis onto the root's image of the heading."""
+        assert self.heading is not None
+        along = self.root.transpose_apply(self.heading)
+        unit = along / along.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(along.dtype).tiny)
+        first = torch.zeros_like(unit)
+        first[..., 0] = 1
+        # reflect onto the nearer of +-unit: subtracting nearly equal vectors would lose digits
+        mirror = first + torch.where(unit[..., :1] >= 0, unit, -unit)
+        flip = 2 * (eps * mirror).sum(-1, keepdim=True) / mirror.square().sum(-1, keepdim=True)
+        return eps - flip * mirror
+
+
+class _ImplicitGamma(torch.autograd.Function):
+    """Identity on standard gammas that knows their implicit derivative in the concentration (Figurnov et al., 2018)."""
+
+    @staticmethod
+    def forward(ctx, concentration: Tensor, gamma: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(concentration, gamma)
+        return gamma.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        concentration, gamma = ctx.saved_tensors
+        return grad * torch._standard_gamma_grad(concentration.contiguous(), gamma.contiguous()), None
+
+
+@dataclass(frozen=True)
+class StandardNormal:
+    """The prior N(0, I) in d dimensions: a prior and a proposal in one. Shapes: latents ``(K, *batch, d)``."""
+
+    d: int
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """``(d,)``."""
+        return torch.Size((self.d,))
+
+    def log_prob(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """Log-density at z. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        return -0.5 * (z.square().sum(-1) + self.d * _LOG_2PI)
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw k particles for each observation of x ``(*batch, p)``."""
+        z = as_source(generator).normal(check_count(k), x.shape[:-1], self.d, like=x)
+        return Draws(z, self.log_prob(z))
+
+    def sample(self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw latents of shape ``(*sample_shape, d)``."""
+        return torch.randn(*sample_shape, self.d, generator=generator)

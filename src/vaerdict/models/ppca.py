@@ -1,0 +1,166 @@
+r"""Probabilistic PCA, where posterior, evidence and tail probabilities are known: the ground truth of the tests.
+
+Both parameterisations of the paper: `PPCA` with a fixed loading matrix and free diagonal noise (the appendix), and
+`LambdaPPCA` with :math:`\sigma^2 = 1/(1 - \lambda^2)` and off-diagonal loadings scaled by :math:`e^\lambda`
+(section 3, after Turner & Sahani, 2011).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from vaerdict.core import SettingError, ShapeError, per_member
+from vaerdict.distributions import Elliptical, StandardNormal, Triangular
+from vaerdict.networks import linear
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class LinearGaussian(nn.Module):
+    r"""Abstract base: :math:`z \sim N(0, I)`, :math:`x \mid z \sim N(Wz + \mu, \mathrm{diag}(\sigma^2))`, exactly solved.
+
+    In a stack of members the parameters carry a leading axis and batches are ``(members, n)``.
+    """
+
+    stackable = True
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.d = d
+
+    @property
+    def prior(self) -> StandardNormal:
+        """The prior of z."""
+        return StandardNormal(self.d)
+
+    @property
+    @abstractmethod
+    def loading(self) -> Tensor:
+        """W. Shapes: ``(p, d)``, or ``(members, p, d)``."""
+
+    @property
+    @abstractmethod
+    def noise_sd(self) -> Tensor:
+        """Standard deviation of the noise. Shapes: ``(p,)``, or ``(members, p)``."""
+
+    @property
+    @abstractmethod
+    def center(self) -> Tensor:
+        """The mean of x. Shapes: ``(p,)``, or ``(members, p)``."""
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        """Log p(x, z). Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
+        sd = per_member(self.noise_sd, 1)
+        if x.shape[-1] != sd.shape[-1] or z.shape[-1] != self.d:
+            raise ShapeError(
+                f"the model maps {self.d} latents to {sd.shape[-1]} features; "
+                f"got x with {x.shape[-1]} features and z with {z.shape[-1]} latents."
+            )
+        residual = (x - per_member(self.center, 1) - linear(z, self.loading)) / sd
+        log_lik = -0.5 * (residual.square().sum(-1) + sd.shape[-1] * _LOG_2PI) - sd.log().sum(-1)
+        return log_lik + self.prior.log_prob(z)
+
+    def posterior_covariance(self) -> Tensor:
+        """Covariance of z given x, the same for every x. Shapes: ``(d, d)``, or ``(members, d, d)``."""
+        scaled = self.loading / self.noise_sd.unsqueeze(-1)
+        return torch.linalg.inv(torch.eye(self.d).to(scaled) + scaled.mT @ scaled)
+
+    def posterior(self, x: Tensor, *, inflate: float = 1.0) -> Elliptical:
+        """The exact posterior of z for each x, its variance multiplied by `inflate`; a proposal for these x."""
+        covariance = self.posterior_covariance()
+        gain = covariance @ self.loading.mT / self.noise_sd.square().unsqueeze(-2)
+        loc = linear(x - per_member(self.center, 1), gain)
+        tril = per_member(torch.linalg.cholesky(covariance), 2) * math.sqrt(inflate)
+        return Elliptical(loc, Triangular(tril.expand(*loc.shape, self.d)))
+
+    def log_evidence(self, x: Tensor) -> Tensor:
+        """Exact log p(x). Shapes: ``(*batch, p) -> (*batch)``."""
+        covariance = self.loading @ self.loading.mT + torch.diag_embed(self.noise_sd.square())
+        root = Triangular(per_member(torch.linalg.cholesky(covariance), 2))
+        square = Triangular(root.tril.expand(*x.shape, x.shape[-1])).square_norm((x - per_member(self.center, 1))[None])[0]
+        return -0.5 * (square + x.shape[-1] * _LOG_2PI) - root.log_det()
+
+    def tail_probability(self, x: Tensor, nu: Tensor) -> Tensor:
+        """Exact P(z_1 >= nu | x). Shapes: ``(*batch, p), (T,) -> (*batch, T)``."""
+        posterior = self.posterior(x)
+        sd = posterior.covariance()[..., 0, 0].sqrt()
+        return torch.special.ndtr((posterior.loc[..., 0] - nu.to(x).reshape(-1, *(1,) * sd.dim())) / sd).movedim(0, -1)
+
+    @torch.no_grad()
+    def simulate(self, n: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw n pairs (x, z) from the model. Shapes: ``-> (n, p), (n, d)``."""
+        like = self.noise_sd
+        z = torch.randn(n, self.d, generator=generator, dtype=like.dtype)
+        eps = torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype)
+        return self.center + linear(z, self.loading) + self.noise_sd * eps, z
+
+
+class PPCA(LinearGaussian):
+    """pPCA with fixed loadings and mean; the noise, one value a feature, is free.
+
+    >>> PPCA(torch.eye(3, 2), 0.5).log_evidence(torch.zeros(4, 3)).shape
+    torch.Size([4])
+    """
+
+    def __init__(self, weight: Tensor, noise_scale: Tensor | float, mean: Tensor | None = None) -> None:
+        if weight.dim() != 2:
+            raise ShapeError(f"weight has shape {tuple(weight.shape)}; expected (features, latents).")
+        super().__init__(weight.shape[1])
+        scale = torch.as_tensor(noise_scale, dtype=weight.dtype).expand(weight.shape[0]).clone()
+        if not (scale > 0).all() or not torch.isfinite(scale).all():
+            raise SettingError(f"noise_scale has minimum {scale.min().item():g}; it must be positive and finite.")
+        self.weight = nn.Buffer(weight.detach().clone())
+        self.mean = nn.Buffer(torch.zeros(weight.shape[0], dtype=weight.dtype) if mean is None else mean.detach().clone())
+        self.log_noise = nn.Parameter(scale.log())
+
+    @property
+    def loading(self) -> Tensor:
+        """W."""
+        return self.weight
+
+    @property
+    def noise_sd(self) -> Tensor:
+        """Standard deviation of the noise."""
+        return self.log_noise.exp()
+
+    @property
+    def center(self) -> Tensor:
+        """The mean of x."""
+        return self.mean
+
+
+class LambdaPPCA(LinearGaussian):
+    r"""pPCA by one parameter: :math:`\sigma^2 = 1/(1-\lambda^2)`, :math:`W_{ij} = e^\lambda W'_{ij}` for i != j."""
+
+    def __init__(self, base: Tensor, lam: float, mean: Tensor | None = None) -> None:
+        super().__init__(base.shape[1])
+        if not -1 < lam < 1:
+            raise SettingError(f"lam={lam} must lie in (-1, 1): the noise variance is 1/(1 - lam^2).")
+        self.base = nn.Buffer(base.detach().clone())
+        self.mean = nn.Buffer(torch.zeros(base.shape[0], dtype=base.dtype) if mean is None else mean.detach().clone())
+        self.raw = nn.Parameter(torch.atanh(torch.tensor(lam, dtype=base.dtype)))
+
+    @property
+    def lam(self) -> Tensor:
+        """Lambda, in (-1, 1). Shapes: ``()``, or ``(members,)``."""
+        return torch.tanh(self.raw)
+
+    @property
+    def loading(self) -> Tensor:
+        """W."""
+        lam = self.lam[..., None, None]
+        return torch.where(torch.eye(*self.base.shape, device=self.base.device) > 0, self.base, lam.exp() * self.base)
+
+    @property
+    def noise_sd(self) -> Tensor:
+        """Standard deviation of the noise."""
+        return (1 - self.lam.square()).rsqrt().unsqueeze(-1).expand(*self.lam.shape, self.base.shape[0])
+
+    @property
+    def center(self) -> Tensor:
+        """The mean of x."""
+        return self.mean

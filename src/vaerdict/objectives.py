@@ -1,0 +1,223 @@
+r"""Bounds on the evidence and the losses whose descent moves them.
+
+Every function takes log-weights :math:`\log w` of shape ``(K, *batch)`` and returns one number an observation. The
+bound comes first; under it stand its losses, named after their gradient estimator:
+
+========  ======================  =====================  =========================================================
+estimator  z carries gradient      q's parameters do      reference
+========  ======================  =====================  =========================================================
+pathwise  yes                     yes                    Kingma & Welling (2014), Burda et al. (2016)
+stl       yes                     no (stopped)           Roeder et al. (2017)
+dreg      yes                     no (stopped)           Tucker et al. (2019)
+score     no                      yes                    Bornschein & Bengio (2015)
+========  ======================  =====================  =========================================================
+
+Whether z and q carry gradient is decided where `log_w` is built (`Loss.z_grad`, `Loss.q_grad`). All `dreg` and `stl`
+losses have the form :math:`-\sum_k c_k \log w_k` with constant coefficients c, so that one backward pass through z
+serves every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import SettingError, log_mean_exp
+
+
+# --------------------------------------------------------------------------------------------------------- ELBO
+def elbo(log_w: Tensor) -> Tensor:
+    r"""Evidence lower bound :math:`\tfrac1K\sum_k \log w_k`; maximise in model and q.
+
+    Shapes: ``(K, *batch) -> (*batch)``.
+
+    >>> elbo(torch.tensor([[0.0], [2.0]]))
+    tensor([1.])
+    """
+    return log_w.mean(0)
+
+
+def elbo_loss(log_w: Tensor) -> Tensor:
+    """Minus the ELBO: `pathwise` where q carries gradient, `stl` (less noise near the optimum) where it is stopped."""
+    return -elbo(log_w)
+
+
+# ------------------------------------------------------------------------------------------------------- IWELBO
+def iwelbo(log_w: Tensor) -> Tensor:
+    r"""Importance-weighted bound :math:`\log\tfrac1K\sum_k w_k`; maximise. The ELBO at K = 1, the evidence as K grows.
+
+    Shapes: ``(K, *batch) -> (*batch)``.
+    """
+    return log_mean_exp(log_w)
+
+
+def iwelbo_loss(log_w: Tensor) -> Tensor:
+    """Minus the IWELBO, pathwise. In q its signal-to-noise ratio falls with K (Rainforth et al., 2018): prefer dreg."""
+    return -iwelbo(log_w)
+
+
+def iwelbo_dreg_loss(log_w: Tensor) -> Tensor:
+    r"""Surrogate with the IWELBO's gradient in q, coefficients :math:`\tilde w_k^2`; needs q stopped."""
+    return _path_loss(torch.softmax(log_w.detach(), 0).square(), log_w)
+
+
+# ------------------------------------------------------------------------------------------------------ VR-IWAE
+def vr_iwelbo(log_w: Tensor, alpha: float) -> Tensor:
+    r"""VR-IWAE bound :math:`\tfrac1{1-\alpha}\log\tfrac1K\sum_k w_k^{1-\alpha}` (Daudel et al., 2023); maximise.
+
+    The IWELBO at alpha = 0, the ELBO as alpha goes to 1. Shapes: ``(K, *batch) -> (*batch)``.
+    """
+    if not 0 <= alpha < 1:
+        raise SettingError(f"alpha={alpha} must lie in [0, 1); alpha = 1 is the ELBO: use `elbo`.")
+    return log_mean_exp((1 - alpha) * log_w) / (1 - alpha)
+
+
+def vr_iwelbo_loss(log_w: Tensor, alpha: float) -> Tensor:
+    """Minus the VR-IWAE bound, pathwise."""
+    return -vr_iwelbo(log_w, alpha)
+
+
+def vr_iwelbo_dreg_loss(log_w: Tensor, alpha: float) -> Tensor:
+    r"""Surrogate with the VR-IWAE gradient in q: coefficients :math:`\alpha v_k + (1-\alpha) v_k^2`, v the normalised
+    :math:`w^{1-\alpha}`; needs q stopped."""
+    v = torch.softmax((1 - alpha) * log_w.detach(), 0)
+    return _path_loss(alpha * v + (1 - alpha) * v.square(), log_w)
+
+
+# --------------------------------------------------------------------------------------------------- forward KL
+def forward_kl(log_w: Tensor) -> Tensor:
+    r"""Estimate of KL(p || q): :math:`\sum_k \tilde w_k \log w_k - \log\tfrac1K\sum_k w_k`; minimise in q.
+
+    Self-normalised, so biased of order 1/K. Shapes: ``(K, *batch) -> (*batch)``.
+    """
+    weight = torch.softmax(log_w, 0)
+    return (weight * torch.where(weight > 0, log_w, 0)).sum(0) - iwelbo(log_w)
+
+
+def forward_kl_score_loss(log_w: Tensor, log_q: Tensor) -> Tensor:
+    r"""The wake-phase loss :math:`-\sum_k \tilde w_k \log q(z_k)`; needs z detached and q carrying gradient."""
+    return _score_loss(torch.softmax(log_w.detach(), 0), log_q)
+
+
+def forward_kl_dreg_loss(log_w: Tensor) -> Tensor:
+    r"""The wake-phase gradient through z: coefficients :math:`\tilde w_k - \tilde w_k^2`; needs q stopped, K >= 2."""
+    weight = torch.softmax(log_w.detach(), 0)
+    return _path_loss(weight - weight.square(), log_w)
+
+
+# --------------------------------------------------------------------------------------------------------- CUBO
+def cubo(log_w: Tensor) -> Tensor:
+    r"""Chi upper bound :math:`\tfrac12\log\tfrac1K\sum_k w_k^2`; minimise in q.
+
+    The K-sample value lies *below* the bound it estimates (at K = 1 its mean is the ELBO), so that descending it
+    pathwise pulls q away from the posterior when K is small: prefer `cubo_dreg_loss` or `cubo_score_loss`.
+
+    Shapes: ``(K, *batch) -> (*batch)``.
+    """
+    return 0.5 * log_mean_exp(2 * log_w)
+
+
+def cubo_loss(log_w: Tensor) -> Tensor:
+    """The CUBO itself, pathwise. Right as K grows; collapses q at small K (see `cubo`)."""
+    return cubo(log_w)
+
+
+def cubo_score_loss(log_w: Tensor, log_q: Tensor) -> Tensor:
+    r"""Surrogate :math:`-\sum_k v_k \log q(z_k)`, v the normalised squared weights; needs z detached.
+
+    Its gradient is that of the CUBO up to the bias of self-normalisation, of order 1/K, towards too little variance.
+    """
+    return _score_loss(torch.softmax(2 * log_w.detach(), 0), log_q)
+
+
+def cubo_dreg_loss(log_w: Tensor) -> Tensor:
+    r"""The CUBO's gradient through z: coefficients the normalised squared weights; needs q stopped.
+
+    Written with q *not* stopped this same expression climbs the CUBO. Bias of order 1/K: at K = 1 it is the ELBO's
+    gradient, so that it moves from the reverse-KL optimum to the chi-square one as K grows and never collapses.
+    """
+    return _path_loss(torch.softmax(2 * log_w.detach(), 0), log_w)
+
+
+def _path_loss(coefficients: Tensor, log_w: Tensor) -> Tensor:
+    # a weight of zero (log_w = -inf) has coefficient zero; 0 * inf must not poison the sum
+    return -(coefficients * torch.where(coefficients > 0, log_w, 0)).sum(0)
+
+
+def _score_loss(coefficients: Tensor, log_q: Tensor) -> Tensor:
+    return -(coefficients * torch.where(coefficients > 0, log_q, 0)).sum(0)
+
+
+# ------------------------------------------------------------------------------------------- the legal pairs
+@dataclass(frozen=True)
+class Loss:
+    """A bound with a way to take its gradient in q: what to compute, and which parts of log_w must carry gradient."""
+
+    bound: str
+    estimator: str
+    fn: Callable[[Tensor, Tensor], Tensor]
+    z_grad: bool
+    q_grad: bool
+
+    def __call__(self, log_w: Tensor, log_q: Tensor) -> Tensor:
+        """One loss an observation. Shapes: ``(K, *batch), (K, *batch) -> (*batch)``."""
+        return self.fn(log_w, log_q)
+
+
+def _of_log_w(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda log_w, log_q: fn(log_w)
+
+
+_GRADIENT = {"pathwise": (True, True), "stl": (True, False), "dreg": (True, False), "score": (False, True)}
+
+_LOSSES: dict[tuple[str, str], Callable[[Tensor, Tensor], Tensor]] = {
+    ("elbo", "pathwise"): _of_log_w(elbo_loss),
+    ("elbo", "stl"): _of_log_w(elbo_loss),
+    ("iwelbo", "pathwise"): _of_log_w(iwelbo_loss),
+    ("iwelbo", "dreg"): _of_log_w(iwelbo_dreg_loss),
+    ("forward_kl", "score"): forward_kl_score_loss,
+    ("forward_kl", "dreg"): _of_log_w(forward_kl_dreg_loss),
+    ("cubo", "pathwise"): _of_log_w(cubo_loss),
+    ("cubo", "score"): cubo_score_loss,
+    ("cubo", "dreg"): _of_log_w(cubo_dreg_loss),
+}
+
+_WHY_NOT = {
+    ("elbo", "dreg"): "for the ELBO the doubly reparameterised estimator is `stl`",
+    ("elbo", "score"): "the ELBO's score estimator has needless variance where z can be reparameterised; use `stl`",
+    ("iwelbo", "stl"): "dropping the score term of the IWELBO is biased for K > 1; use `dreg`",
+    ("iwelbo", "score"): "the IWELBO's score estimator has needless variance where z can be reparameterised; use `dreg`",
+    ("forward_kl", "pathwise"): "z is drawn from q, so its path is no part of KL(p || q); use `score` or `dreg`",
+    ("forward_kl", "stl"): "the forward KL's gradient is its score term; use `score` or `dreg`",
+    ("cubo", "stl"): "dropping the CUBO's score term alone is biased; use `dreg` or `score`",
+    ("vr_iwelbo", "stl"): "dropping the score term is biased; use `dreg`",
+    ("vr_iwelbo", "score"): "needless variance where z can be reparameterised; use `dreg`",
+}
+
+
+def loss(bound: str, estimator: str, *, alpha: float | None = None) -> Loss:
+    """Look up the loss for a bound and a gradient estimator; an illegal pair is refused with its remedy.
+
+    >>> loss("iwelbo", "dreg").q_grad
+    False
+    """
+    if (bound == "vr_iwelbo") != (alpha is not None):
+        raise SettingError(f"alpha={alpha} with bound {bound!r}: alpha belongs to the bound 'vr_iwelbo', which needs it.")
+    if alpha is not None and estimator in ("pathwise", "dreg"):
+        vr_iwelbo(torch.zeros(1), alpha)  # refuses an alpha out of range
+        fn = vr_iwelbo_loss if estimator == "pathwise" else vr_iwelbo_dreg_loss
+        return Loss(bound, estimator, lambda log_w, log_q: fn(log_w, alpha), *_GRADIENT[estimator])
+    if (bound, estimator) in _LOSSES:
+        return Loss(bound, estimator, _LOSSES[bound, estimator], *_GRADIENT[estimator])
+    if (bound, estimator) in _WHY_NOT:
+        raise SettingError(f"no loss for {bound!r} by {estimator!r}: {_WHY_NOT[bound, estimator]}.")
+    legal = ", ".join(f"{b} by {e}" for b, e in legal_pairs())
+    raise SettingError(f"no loss for {bound!r} by {estimator!r}; choose one of {legal}.")
+
+
+def legal_pairs() -> list[tuple[str, str]]:
+    """Every bound with every gradient estimator that is right for it (vr_iwelbo takes pathwise and dreg too)."""
+    return [*_LOSSES, ("vr_iwelbo", "pathwise"), ("vr_iwelbo", "dreg")]

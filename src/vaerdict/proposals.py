@@ -1,0 +1,319 @@
+"""Approximate posteriors: amortised families, conditional flows, the prior, and mixtures of any of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from vaerdict import core
+from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents
+from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
+from vaerdict.networks import MLP, stackable
+from vaerdict.noise import Randomness, Source, as_source
+
+_SCALE_FLOOR = 1e-6
+_UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
+
+
+@runtime_checkable
+class Conditional(Protocol):
+    """A distribution made for given observations: what an amortised proposal returns for x."""
+
+    def noise(self, k: int, source: Source, /) -> Noise: ...
+
+    def transform(self, noise: Noise, /) -> Tensor: ...
+
+    def log_prob(self, z: Tensor, /) -> Tensor: ...
+
+    def detach(self) -> Conditional: ...
+
+
+@runtime_checkable
+class Family(Protocol):
+    """A kind of approximate posterior: knows its name and how to make a fresh, trainable proposal of the kind."""
+
+    @property
+    def suffix(self) -> str: ...
+
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> nn.Module: ...
+
+
+class Trainable(nn.Module):
+    """Base of proposals that are networks: `forward` returns the distribution for x, the rest follows."""
+
+    def forward(self, x: Tensor) -> Conditional:
+        """The distribution of latents given x. Shapes: ``(*batch, p) -> distribution over (*batch, d)``."""
+        raise SettingError(f"{type(self).__name__} must say which distribution it returns for x.")
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw k particles for each observation. Shapes: ``(*batch, p) -> (K, *batch, d), (K, *batch)``."""
+        check_count(k)
+        q = self(x)
+        z = q.transform(q.noise(k, as_source(generator)))
+        return Draws(z, q.log_prob(z))
+
+    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
+        """Log q(z | x). Shapes: ``(K, *batch, d), (*batch, p) -> (K, *batch)``."""
+        return self(x).log_prob(z)
+
+
+class Amortised(Trainable):
+    """A network that gives, for each x, an elliptical distribution: normal or Student-t, diagonal or full rank."""
+
+    def __init__(self, encoder: nn.Module, d: int, *, full: bool, df: float | None = None, learn_df: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.d, self.full = encoder, d, full
+        self.stackable = stackable(encoder)
+        log_df = None if df is None else torch.tensor(math.log(df))
+        if learn_df and log_df is not None:
+            self.log_df = nn.Parameter(log_df)
+        else:
+            self.register_buffer("log_df", log_df)
+
+    def forward(self, x: Tensor) -> Elliptical:
+        """The distribution of latents given x."""
+        loc, raw = self.encoder(x).tensor_split([self.d], -1)
+        df = None if self.log_df is None else self.log_df.exp().to(loc.dtype)
+        return Elliptical(loc, _triangular(raw, self.d) if self.full else Diagonal(_positive(raw)), df)
+
+
+def _positive(raw: Tensor) -> Tensor:
+    return F.softplus(raw + _UNIT) + _SCALE_FLOOR
+
+
+def _triangular(raw: Tensor, d: int) -> Triangular:
+    diagonal, below = raw.tensor_split([d], -1)
+    row, column = torch.tril_indices(d, d, -1, device=raw.device)
+    tril = torch.diag_embed(_positive(diagonal))
+    tril[..., row, column] = below / math.sqrt(d)
+    return Triangular(tril)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Gaussian proposals with a diagonal or a full-rank covariance."""
+
+    full: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """What follows the objective's name in tables: ``IWAE-full``."""
+        return "-full" if self.full else ""
+
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Amortised:
+        """A fresh proposal for observations like x with d latents."""
+        return Amortised(_encoder(x, d, self.full, hidden, generator), d, full=self.full)
+
+
+@dataclass(frozen=True)
+class Student:
+    """Multivariate Student-t proposals: heavier tails, so that the chi-square divergence is finite."""
+
+    df: float = 5.0
+    full: bool = False
+    learn_df: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.df > 0:
+            raise SettingError(f"df={self.df} must be positive; 5 is a good start.")
+
+    @property
+    def suffix(self) -> str:
+        """What follows the objective's name in tables: ``CHI-t``."""
+        return "-full-t" if self.full else "-t"
+
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Amortised:
+        """A fresh proposal for observations like x with d latents."""
+        encoder = _encoder(x, d, self.full, hidden, generator)
+        return Amortised(encoder, d, full=self.full, df=self.df, learn_df=self.learn_df)
+
+
+def _encoder(x: Tensor, d: int, full: bool, hidden: Sequence[int], generator: torch.Generator) -> MLP:
+    n_out = d + d * (d + 1) // 2 if full else 2 * d
+    flat = x.reshape(-1, x.shape[-1])
+    spread = flat.std(0).clamp_min(1e-6) if flat.shape[0] > 1 else torch.ones_like(flat[0])
+    return MLP(x.shape[-1], n_out, hidden, generator=generator, center=flat.mean(0), spread=spread)
+
+
+@dataclass(frozen=True)
+class SplineFlow:
+    """Conditional neural spline flows (zuko; extra ``flows``)."""
+
+    transforms: int = 3
+
+    @property
+    def suffix(self) -> str:
+        """What follows the objective's name in tables."""
+        return "-flow"
+
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Flow:
+        """A fresh proposal for observations like x with d latents."""
+        try:
+            from zuko.flows import NSF
+        except ImportError as error:
+            raise SettingError("spline flows need zuko; install it with `pip install vaerdict[flows]`.") from error
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+            flow = NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
+        flat = x.reshape(-1, x.shape[-1])
+        return Flow(flow, d, flat.mean(0), flat.std(0).clamp_min(1e-6))
+
+
+class Flow(Trainable):
+    """A conditional normalising flow as proposal."""
+
+    def __init__(self, flow: nn.Module, d: int, center: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.flow, self.d = flow, d
+        self.center, self.spread = nn.Buffer(center), nn.Buffer(spread)
+
+    def forward(self, x: Tensor) -> FlowConditional:
+        """The distribution of latents given x."""
+        return FlowConditional(self, (x - self.center) / self.spread)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowConditional:
+    """A flow conditioned on observations; stopping it evaluates the network with detached parameters."""
+
+    owner: Flow
+    context: Tensor
+    stopped: bool = False
+
+    def _distribution(self) -> Any:
+        parameters = {n: p.detach() if self.stopped else p for n, p in self.owner.flow.named_parameters()}
+        return functional_call(self.owner.flow, parameters, (self.context,))
+
+    def noise(self, k: int, source: Source) -> Noise:
+        """Base noise for k particles of each observation."""
+        return Noise(source.normal(k, self.context.shape[:-1], self.owner.d, like=self.context))
+
+    def transform(self, noise: Noise) -> Tensor:
+        """Particles from base noise. Shapes: ``-> (K, *batch, d)``."""
+        return self._distribution().transform.inv(noise.normal)
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log-density at z. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        return self._distribution().log_prob(z)
+
+    def detach(self) -> FlowConditional:
+        """The same flow with no gradient in its parameters."""
+        return FlowConditional(self.owner, self.context, stopped=True)
+
+
+class Prior:
+    """The model's prior as proposal: poor, but it covers everything; the defensive component of a mixture."""
+
+    def __init__(self, prior: core.Prior) -> None:
+        self.prior = prior
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw k latents for each observation of x, without looking at it."""
+        check_count(k)
+        if isinstance(self.prior, StandardNormal):
+            return self.prior.draw(x, k, generator=generator)
+        z = core.map_latent(lambda t: t.to(x.device), _sample(self.prior, (k, *x.shape[:-1]), generator))
+        return Draws(z, self.log_prob(z, x))
+
+    def log_prob(self, z: Latent, x: Tensor) -> Tensor:
+        """Log p(z). Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        log_p = self.prior.log_prob(z)
+        event_dims = len(self.prior.event_shape)
+        # Normal(zeros(d), ones(d)) gives one number a coordinate: a prior written that way means their product
+        return log_p.sum(-1) if event_dims == 0 and isinstance(z, Tensor) and log_p.dim() == z.dim() else log_p
+
+
+def _sample(prior: core.Prior, shape: tuple[int, ...], generator: Randomness) -> Latent:
+    """Sample a torch distribution, which only knows the global state, from a generator: fork, seed, restore."""
+    source = as_source(generator)
+    first = source.generator if hasattr(source, "generator") else source.generators[0]  # type: ignore[union-attr]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**31, (1,), generator=first, device=first.device)))
+        return prior.sample(torch.Size(shape))
+
+
+class Mixture:
+    r"""A mixture of proposals drawn in strata and weighted by the balance heuristic (Veach & Guibas, 1995).
+
+    Of k particles component j gives :math:`k_j \approx k\,\alpha_j`, and every particle is weighted by
+    :math:`q(z \mid x) = \sum_j \tfrac{k_j}{k} q_j(z \mid x)`, whichever component it came from.
+    """
+
+    def __init__(self, components: Mapping[str, Proposal], shares: Mapping[str, float] | None = None) -> None:
+        if not components:
+            raise SettingError("a mixture needs at least one component.")
+        self.components = dict(components)
+        shares = {name: 1.0 for name in components} if shares is None else shares
+        if set(shares) != set(components):
+            raise SettingError(f"shares name {sorted(shares)}, components are {sorted(components)}; they must match.")
+        if any(not s >= 0 for s in shares.values()) or not sum(shares.values()) > 0:
+            raise SettingError(f"shares {dict(shares)} must be non-negative with a positive sum.")
+        total = sum(shares.values())
+        self.shares = {name: shares[name] / total for name in components}
+
+    def allocation(self, k: int) -> dict[str, int]:
+        """How many of k particles each component gives: largest remainders, and none of a positive share left out."""
+        check_count(k)
+        exact = {name: k * share for name, share in self.shares.items()}
+        counts = {name: math.floor(value) for name, value in exact.items()}
+        by_remainder = sorted(exact, key=lambda name: counts[name] - exact[name])
+        for name in by_remainder[: k - sum(counts.values())]:
+            counts[name] += 1
+        left_out = [name for name, count in counts.items() if count == 0 and self.shares[name] > 0]
+        if left_out:
+            need = math.ceil(1 / min(self.shares[name] for name in left_out))
+            raise SettingError(f"k={k} particles leave {', '.join(left_out)} without a draw; use k={need} or more.")
+        return counts
+
+    def source(self, k: int) -> Tensor:
+        """The index of the component each of k particles comes from. Shapes: ``-> (K,)``."""
+        return torch.repeat_interleave(torch.tensor(list(self.allocation(k).values())))
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw k particles for each observation, component after component."""
+        counts = {name: count for name, count in self.allocation(k).items() if count}
+        parts = [self.components[name].draw(x, count, generator=generator).z for name, count in counts.items()]
+        z = concat_latents(parts)
+        return Draws(z, self._log_density(z, x, {name: count / k for name, count in counts.items()}))
+
+    def log_prob(self, z: Latent, x: Tensor) -> Tensor:
+        """Log-density of the mixture with its nominal shares. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        return self._log_density(z, x, {name: share for name, share in self.shares.items() if share > 0})
+
+    def component_log_prob(self, z: Latent, x: Tensor) -> Tensor:
+        """Log-density under each component. Shapes: ``(K, *batch, d) -> (components, K, *batch)``."""
+        return torch.stack([q.log_prob(z, x) for q in self.components.values()])
+
+    def _log_density(self, z: Latent, x: Tensor, shares: Mapping[str, float]) -> Tensor:
+        total: Tensor | None = None
+        for name, share in shares.items():
+            term = math.log(share) + self.components[name].log_prob(z, x)
+            total = term if total is None else torch.logaddexp(total, term)
+        assert total is not None
+        return total
+
+
+def defensive(components: Mapping[str, Proposal], prior: core.Prior, share: float = 0.05) -> Mixture:
+    """The components in equal shares with a defensive share of the prior."""
+    if not 0 < share < 1:
+        raise SettingError(f"share={share} of the prior must lie strictly between 0 and 1.")
+    each = (1 - share) / len(components)
+    return Mixture({**components, "PRIOR": Prior(prior)}, {**dict.fromkeys(components, each), "PRIOR": share})
+
+
+def check_latent(draws: Draws, prior: core.Prior) -> Draws:
+    """Return `draws` if they live in the space of `prior`, else raise naming both sizes."""
+    event = tuple(prior.event_shape)
+    if isinstance(draws.z, Tensor) and event and tuple(draws.z.shape[-len(event) :]) != event:
+        raise ShapeError(
+            f"the proposal draws latents of size {tuple(draws.z.shape[-len(event) :])}, "
+            f"the model's prior lives in {event}; make both with the same latent dimension."
+        )
+    return draws
