@@ -70,11 +70,17 @@ class Prior(Protocol):
     """What a model's ``prior`` must offer; every ``torch.distributions.Distribution`` does."""
 
     @property
-    def event_shape(self) -> torch.Size: ...
+    def event_shape(self) -> torch.Size:
+        """The shape of one latent."""
+        ...
 
-    def log_prob(self, value: Latent, /) -> Tensor: ...
+    def log_prob(self, value: Latent, /) -> Tensor:
+        """Log p(z)."""
+        ...
 
-    def sample(self, sample_shape: torch.Size = ..., /) -> Latent: ...
+    def sample(self, sample_shape: torch.Size = ..., /) -> Latent:
+        """Draw latents of shape ``(*sample_shape, *event_shape)``."""
+        ...
 
 
 @runtime_checkable
@@ -207,7 +213,9 @@ def per_member(parameter: Tensor, event_dims: int) -> Tensor:
 class Progress(Protocol):
     """A listener to long work; the command line draws a bar from it, the library passes it on."""
 
-    def __call__(self, done: int, total: int, what: str, /) -> None: ...
+    def __call__(self, done: int, total: int, what: str, /) -> None:
+        """Hear that `done` of `total` steps of `what` are done."""
+        ...
 
 
 def silent(done: int, total: int, what: str, /) -> None:

@@ -11,7 +11,9 @@ from vaerdict.core import SettingError, ShapeError
 def expected_loss(prob: Tensor, loss: Tensor) -> Tensor:
     """Expected loss of every action. Shapes: ``prob (*batch, states), loss (actions, states) -> (*batch, actions)``."""
     if loss.dim() != 2 or loss.shape[1] != prob.shape[-1]:
-        raise ShapeError(f"loss has shape {tuple(loss.shape)}; expected (actions, states) with {prob.shape[-1]} states.")
+        raise ShapeError(
+            f"loss has shape {tuple(loss.shape)}; expected (actions, states) with {prob.shape[-1]} states."
+        )
     return prob @ loss.to(prob).mT
 
 
@@ -30,7 +32,9 @@ def reject_loss(n_classes: int, cost: float) -> Tensor:
     Shapes: ``-> (n_classes + 1, n_classes)``.
     """
     if not 0 <= cost <= 1:
-        raise SettingError(f"cost={cost} of rejecting must lie in [0, 1]; above 1 - 1/n_classes it is never worth paying.")
+        raise SettingError(
+            f"cost={cost} of rejecting must lie in [0, 1]; above 1 - 1/n_classes it is never worth paying."
+        )
     return torch.cat([1 - torch.eye(n_classes), torch.full((1, n_classes), cost)])
 
 

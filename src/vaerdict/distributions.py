@@ -211,9 +211,12 @@ class StandardNormal:
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation of x ``(*batch, p)``."""
-        z = as_source(generator).normal(check_count(k), x.shape[:-1], self.d, like=x)
+        like = x if x.is_floating_point() else x.new_empty(0, dtype=torch.get_default_dtype())  # counts may be integers
+        z = as_source(generator).normal(check_count(k), x.shape[:-1], self.d, like=like)
         return Draws(z, self.log_prob(z))
 
-    def sample(self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Draw latents of shape ``(*sample_shape, d)``."""
         return torch.randn(*sample_shape, self.d, generator=generator)

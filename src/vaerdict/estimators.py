@@ -36,7 +36,7 @@ def snis(f: Tensor, log_w: Tensor) -> Estimate:
 
 
 def psis(f: Tensor, log_w: Tensor) -> Estimate:
-    """Self-normalised importance sampling with Pareto-smoothed weights (Vehtari et al., 2024): less variance, small bias."""
+    """Importance sampling with Pareto-smoothed weights: less variance, small bias (Vehtari et al., 2024)."""
     f, log_w = _checked(f, log_w)
     smoothed, khat = diagnostics.psis(log_w)
     return _weighted(f, smoothed, khat)
@@ -50,7 +50,9 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
     """
     f, log_w = _checked(f, log_w)
     if source.shape != log_w.shape[:1]:
-        raise ShapeError(f"source has shape {tuple(source.shape)}; expected one entry for each of {log_w.shape[0]} particles.")
+        raise ShapeError(
+            f"source has shape {tuple(source.shape)}; expected one entry for each of {log_w.shape[0]} particles."
+        )
     smoothed, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
     return _weighted(f, smoothed, khat, source)
 
@@ -64,7 +66,9 @@ def _weighted(f: Tensor, log_w: Tensor, khat: Tensor, strata: Tensor | None = No
 def _checked(f: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
     check_log_weights(log_w)
     if f.shape[: log_w.dim()] != log_w.shape:
-        raise ShapeError(f"f has shape {tuple(f.shape)}; it must begin with the shape of the log-weights, {tuple(log_w.shape)}.")
+        raise ShapeError(
+            f"f has shape {tuple(f.shape)}; it must begin with the shape of the log-weights, {tuple(log_w.shape)}."
+        )
     f = f.double()
     bad = int((~torch.isfinite(f)).sum())
     if bad:

@@ -7,6 +7,7 @@ A stack is no new kind of object: it is the same module with parameters ``(membe
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -23,11 +24,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Shapes: ``x (..., n, in)``, ``weight (out, in)``, ``bias (out)``; in a stack ``x (..., members, n, in)``,
     ``weight (members, out, in)``, ``bias (members, out)``.
     """
+    if x.shape[-1] != weight.shape[-1]:
+        raise ShapeError(f"input has {x.shape[-1]} features, the layer takes {weight.shape[-1]}; got {tuple(x.shape)}.")
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
     members = weight.shape[0]
     if x.dim() < 3 or x.shape[-3] != members:
-        raise ShapeError(f"a stack of {members} members needs input (..., {members}, n, features), got {tuple(x.shape)}.")
+        raise ShapeError(f"a stack of {members} members needs input (..., {members}, n, in), got {tuple(x.shape)}.")
     # one product a member with all particles in it, instead of one a particle and member
     lead = x.shape[:-3]
     flat = x.movedim(-3, 0).reshape(members, -1, x.shape[-1])
@@ -70,14 +73,19 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [n_in, *hidden, n_out]
-        self.layers = nn.ModuleList(Linear(a, b, generator=generator) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(Linear(a, b, generator=generator) for a, b in itertools.pairwise(sizes))
         self.activation = activation
         self.center = nn.Buffer(torch.zeros(n_in) if center is None else center)
         self.spread = nn.Buffer(torch.ones(n_in) if spread is None else spread)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: ``(..., n, in) -> (..., n, out)``."""
-        h = (x - per_member(self.center, 1)) / per_member(self.spread, 1)
+        center, spread = per_member(self.center, 1), per_member(self.spread, 1)
+        if x.shape[-1] != center.shape[-1]:
+            raise ShapeError(
+                f"x has {x.shape[-1]} features, the network takes {center.shape[-1]}; got {tuple(x.shape)}."
+            )
+        h = (x - center) / spread
         for layer in self.layers[:-1]:
             h = self.activation(layer(h))
         return self.layers[-1](h)
@@ -89,12 +97,15 @@ def stackable(module: nn.Module) -> bool:
 
 
 def stack(modules: Sequence[nn.Module]) -> nn.Module:
-    """One module whose parameters carry the given modules' along a leading member axis; buffers equal in all are shared."""
+    """One module with the parameters of all along a leading member axis; buffers that are equal in all are shared."""
     if not modules:
         raise SettingError("a stack needs at least one module.")
     first = modules[0]
     if not all(type(m) is type(first) and stackable(m) for m in modules):
-        raise SettingError(f"only modules of one stackable kind can be stacked, not {sorted({type(m).__name__ for m in modules})}.")
+        kinds = sorted({type(m).__name__ for m in modules})
+        raise SettingError(
+            f"only modules of one stackable kind can be stacked, not {', '.join(kinds)}; keep them apart."
+        )
     out = copy.deepcopy(first)
     for name, _ in list(first.named_parameters()):
         parts = [m.get_parameter(name).detach() for m in modules]

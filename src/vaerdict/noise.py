@@ -27,13 +27,17 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
 
 @dataclass(frozen=True)
 class Iid:
-    """Independent noise. With several generators the last batch axis but one is the member axis, one generator each."""
+    """Independent noise. With several generators the first batch axis is the member axis, one generator each."""
 
     generators: tuple[torch.Generator, ...]
 
     def normal(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
         """Standard normals of shape ``(k, *batch, d)`` with the dtype and device of `like`."""
-        return self._each(k, batch, lambda shape, g: torch.randn(*shape, d, generator=g, dtype=like.dtype, device=g.device), like)
+
+        def make(shape: Sequence[int], g: torch.Generator) -> Tensor:
+            return torch.randn(*shape, d, generator=g, dtype=like.dtype, device=g.device)
+
+        return self._each(k, batch, make, like)
 
     def normal_gamma(self, k: int, batch: Sequence[int], d: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
         """Standard normals ``(k, *batch, d)`` and standard gammas ``(k, *batch, 1)``, independent of each other.
@@ -43,11 +47,10 @@ class Iid:
         eps = self.normal(k, batch, d, like=concentration)
         alphas = concentration.detach().reshape(-1)
         if len(self.generators) == 1:
-            shape = (k, *batch, 1)
             alpha = alphas if alphas.numel() == 1 else alphas.reshape(-1, 1, 1)
-            return eps, torch._standard_gamma(alpha.expand(shape).contiguous(), generator=self.generators[0])
+            return eps, _standard_gamma(alpha, (k, *batch, 1), self.generators[0])
         per_member = [
-            torch._standard_gamma(alphas[min(i, alphas.numel() - 1)].expand(k, *batch[1:], 1).contiguous(), generator=g)
+            _standard_gamma(alphas[min(i, alphas.numel() - 1)], (k, *batch[1:], 1), g)
             for i, g in enumerate(self.generators)
         ]
         return eps, torch.stack(per_member, 1)
@@ -60,6 +63,11 @@ class Iid:
                 f"{len(self.generators)} generators serve a stack of as many members, but the batch is {tuple(batch)}."
             )
         return torch.stack([make((k, *batch[1:]), g) for g in self.generators], 1).to(like.device)
+
+
+def _standard_gamma(alpha: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    drawn = torch._standard_gamma(alpha.to(generator.device).expand(shape).contiguous(), generator=generator)
+    return drawn.to(alpha.device)
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class Sobol:
         """Points of ``(0, 1)^d``, shape ``(k, *batch, d)``: along k a randomised net, across the batch independent."""
         seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device=self.generator.device))
         points = SobolEngine(d, scramble=True, seed=seed).draw(k, dtype=torch.float64)
-        net = (points * 2**_SOBOL_BITS).long().to(like.device)
+        # the engine keeps its first point in float32, which can round up to 1
+        net = (points * 2**_SOBOL_BITS).long().clamp_max(2**_SOBOL_BITS - 1).to(like.device)
         shift = torch.randint(2**_SOBOL_BITS, (*batch, d), generator=self.generator, device=self.generator.device)
         net = net.reshape(k, *(1 for _ in batch), d)
         return (net.bitwise_xor(shift.to(like.device)).double() + 0.5) * 2.0**-_SOBOL_BITS
@@ -109,7 +118,8 @@ def as_source(generator: Randomness) -> Source:
     if isinstance(generator, Sequence) and generator and all(isinstance(g, torch.Generator) for g in generator):
         return Iid(tuple(generator))
     raise SettingError(
-        f"generator={generator!r} is no source of randomness; pass a torch.Generator (vaerdict.noise.seeded(0)) or a Sobol source."
+        f"generator={generator!r} is no source of randomness; "
+        "pass a torch.Generator (vaerdict.noise.seeded(0)) or a Sobol source."
     )
 
 

@@ -126,11 +126,11 @@ def cubo_loss(log_w: Tensor) -> Tensor:
 
 
 def cubo_score_loss(log_w: Tensor, log_q: Tensor) -> Tensor:
-    r"""Surrogate :math:`-\sum_k v_k \log q(z_k)`, v the normalised squared weights; needs z detached.
+    r"""Surrogate :math:`-\tfrac12\sum_k v_k \log q(z_k)`, v the normalised squared weights; needs z detached.
 
     Its gradient is that of the CUBO up to the bias of self-normalisation, of order 1/K, towards too little variance.
     """
-    return _score_loss(torch.softmax(2 * log_w.detach(), 0), log_q)
+    return 0.5 * _score_loss(torch.softmax(2 * log_w.detach(), 0), log_q)
 
 
 def cubo_dreg_loss(log_w: Tensor) -> Tensor:
@@ -187,9 +187,9 @@ _LOSSES: dict[tuple[str, str], Callable[[Tensor, Tensor], Tensor]] = {
 
 _WHY_NOT = {
     ("elbo", "dreg"): "for the ELBO the doubly reparameterised estimator is `stl`",
-    ("elbo", "score"): "the ELBO's score estimator has needless variance where z can be reparameterised; use `stl`",
+    ("elbo", "score"): "the ELBO's score estimator has needless variance where z is reparameterised; use `stl`",
     ("iwelbo", "stl"): "dropping the score term of the IWELBO is biased for K > 1; use `dreg`",
-    ("iwelbo", "score"): "the IWELBO's score estimator has needless variance where z can be reparameterised; use `dreg`",
+    ("iwelbo", "score"): "the IWELBO's score estimator has needless variance where z is reparameterised; use `dreg`",
     ("forward_kl", "pathwise"): "z is drawn from q, so its path is no part of KL(p || q); use `score` or `dreg`",
     ("forward_kl", "stl"): "the forward KL's gradient is its score term; use `score` or `dreg`",
     ("cubo", "stl"): "dropping the CUBO's score term alone is biased; use `dreg` or `score`",
@@ -205,7 +205,9 @@ def loss(bound: str, estimator: str, *, alpha: float | None = None) -> Loss:
     False
     """
     if (bound == "vr_iwelbo") != (alpha is not None):
-        raise SettingError(f"alpha={alpha} with bound {bound!r}: alpha belongs to the bound 'vr_iwelbo', which needs it.")
+        raise SettingError(
+            f"alpha={alpha} with bound {bound!r}: alpha belongs to the bound 'vr_iwelbo', which needs it."
+        )
     if alpha is not None and estimator in ("pathwise", "dreg"):
         vr_iwelbo(torch.zeros(1), alpha)  # refuses an alpha out of range
         fn = vr_iwelbo_loss if estimator == "pathwise" else vr_iwelbo_dreg_loss

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from vaerdict import core
 from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
 from vaerdict.networks import MLP, stackable
-from vaerdict.noise import Randomness, Source, as_source
+from vaerdict.noise import Randomness, Sobol, Source, as_source
 
 _SCALE_FLOOR = 1e-6
 _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
@@ -26,13 +27,21 @@ _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
 class Conditional(Protocol):
     """A distribution made for given observations: what an amortised proposal returns for x."""
 
-    def noise(self, k: int, source: Source, /) -> Noise: ...
+    def noise(self, k: int, source: Source, /) -> Noise:
+        """Base noise for k particles of each observation."""
+        ...
 
-    def transform(self, noise: Noise, /) -> Tensor: ...
+    def transform(self, noise: Noise, /) -> Tensor:
+        """Particles from base noise. Shapes: ``-> (K, *batch, d)``."""
+        ...
 
-    def log_prob(self, z: Tensor, /) -> Tensor: ...
+    def log_prob(self, z: Tensor, /) -> Tensor:
+        """Log-density at z. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        ...
 
-    def detach(self) -> Conditional: ...
+    def detach(self) -> Conditional:
+        """The same distribution with no gradient in its parameters."""
+        ...
 
 
 @runtime_checkable
@@ -40,9 +49,13 @@ class Family(Protocol):
     """A kind of approximate posterior: knows its name and how to make a fresh, trainable proposal of the kind."""
 
     @property
-    def suffix(self) -> str: ...
+    def suffix(self) -> str:
+        """What follows the objective's name in tables."""
+        ...
 
-    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> nn.Module: ...
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
+        """A fresh proposal for observations like x with d latents."""
+        ...
 
 
 class Trainable(nn.Module):
@@ -51,6 +64,10 @@ class Trainable(nn.Module):
     def forward(self, x: Tensor) -> Conditional:
         """The distribution of latents given x. Shapes: ``(*batch, p) -> distribution over (*batch, d)``."""
         raise SettingError(f"{type(self).__name__} must say which distribution it returns for x.")
+
+    def noise(self, x: Tensor, k: int, source: Source) -> Noise:
+        """Base noise for k particles of each observation."""
+        return self(x).noise(k, source)
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation. Shapes: ``(*batch, p) -> (K, *batch, d), (K, *batch)``."""
@@ -67,7 +84,9 @@ class Trainable(nn.Module):
 class Amortised(Trainable):
     """A network that gives, for each x, an elliptical distribution: normal or Student-t, diagonal or full rank."""
 
-    def __init__(self, encoder: nn.Module, d: int, *, full: bool, df: float | None = None, learn_df: bool = False) -> None:
+    def __init__(
+        self, encoder: nn.Module, d: int, *, full: bool, df: float | None = None, learn_df: bool = False
+    ) -> None:
         super().__init__()
         self.encoder, self.d, self.full = encoder, d, full
         self.stackable = stackable(encoder)
@@ -80,8 +99,15 @@ class Amortised(Trainable):
     def forward(self, x: Tensor) -> Elliptical:
         """The distribution of latents given x."""
         loc, raw = self.encoder(x).tensor_split([self.d], -1)
-        df = None if self.log_df is None else self.log_df.exp().to(loc.dtype)
-        return Elliptical(loc, _triangular(raw, self.d) if self.full else Diagonal(_positive(raw)), df)
+        return Elliptical(loc, _triangular(raw, self.d) if self.full else Diagonal(_positive(raw)), self._df(loc))
+
+    def noise(self, x: Tensor, k: int, source: Source) -> Noise:
+        """Base noise for k particles of each observation; needs no pass through the network."""
+        blank = x.new_zeros(()).expand(*x.shape[:-1], self.d)
+        return Elliptical(blank, Diagonal(blank), self._df(blank)).noise(k, source)
+
+    def _df(self, like: Tensor) -> Tensor | None:
+        return None if self.log_df is None else self.log_df.exp().to(like.dtype)
 
 
 def _positive(raw: Tensor) -> Tensor:
@@ -132,14 +158,20 @@ class Student:
     def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Amortised:
         """A fresh proposal for observations like x with d latents."""
         encoder = _encoder(x, d, self.full, hidden, generator)
-        return Amortised(encoder, d, full=self.full, df=self.df, learn_df=self.learn_df)
+        return Amortised(encoder, d, full=self.full, df=self.df, learn_df=self.learn_df).to(x)
 
 
 def _encoder(x: Tensor, d: int, full: bool, hidden: Sequence[int], generator: torch.Generator) -> MLP:
     n_out = d + d * (d + 1) // 2 if full else 2 * d
+    center, spread = _center_and_spread(x)
+    return MLP(x.shape[-1], n_out, hidden, generator=generator, center=center, spread=spread).to(x)
+
+
+def _center_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
     flat = x.reshape(-1, x.shape[-1])
-    spread = flat.std(0).clamp_min(1e-6) if flat.shape[0] > 1 else torch.ones_like(flat[0])
-    return MLP(x.shape[-1], n_out, hidden, generator=generator, center=flat.mean(0), spread=spread)
+    spread = flat.std(0) if flat.shape[0] > 1 else torch.ones_like(flat[0])
+    # a column that is constant here may vary elsewhere: dividing by its spread would blow it up
+    return flat.mean(0), torch.where(spread > 1e-6, spread, 1)
 
 
 @dataclass(frozen=True)
@@ -159,11 +191,9 @@ class SplineFlow:
             from zuko.flows import NSF
         except ImportError as error:
             raise SettingError("spline flows need zuko; install it with `pip install vaerdict[flows]`.") from error
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+        with _global_state_from(generator):
             flow = NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
-        flat = x.reshape(-1, x.shape[-1])
-        return Flow(flow, d, flat.mean(0), flat.std(0).clamp_min(1e-6))
+        return Flow(flow, d, *_center_and_spread(x)).to(x)
 
 
 class Flow(Trainable):
@@ -171,12 +201,25 @@ class Flow(Trainable):
 
     def __init__(self, flow: nn.Module, d: int, center: Tensor, spread: Tensor) -> None:
         super().__init__()
-        self.flow, self.d = flow, d
+        self.flow, self.d = _FlowMap(flow), d
         self.center, self.spread = nn.Buffer(center), nn.Buffer(spread)
 
     def forward(self, x: Tensor) -> FlowConditional:
         """The distribution of latents given x."""
         return FlowConditional(self, (x - self.center) / self.spread)
+
+
+class _FlowMap(nn.Module):
+    """A flow that does all its work inside `forward`: zuko's distributions are lazy, and would read parameters only
+    after `functional_call` has put the live ones back."""
+
+    def __init__(self, flow: nn.Module) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def forward(self, context: Tensor, value: Tensor, inverse: bool) -> Tensor:
+        q = self.flow(context)
+        return q.transform.inv(value) if inverse else q.log_prob(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,25 +230,26 @@ class FlowConditional:
     context: Tensor
     stopped: bool = False
 
-    def _distribution(self) -> Any:
-        parameters = {n: p.detach() if self.stopped else p for n, p in self.owner.flow.named_parameters()}
-        return functional_call(self.owner.flow, parameters, (self.context,))
-
     def noise(self, k: int, source: Source) -> Noise:
         """Base noise for k particles of each observation."""
         return Noise(source.normal(k, self.context.shape[:-1], self.owner.d, like=self.context))
 
     def transform(self, noise: Noise) -> Tensor:
         """Particles from base noise. Shapes: ``-> (K, *batch, d)``."""
-        return self._distribution().transform.inv(noise.normal)
+        return self._evaluate(noise.normal, inverse=True)
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Log-density at z. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
-        return self._distribution().log_prob(z)
+        return self._evaluate(z, inverse=False)
 
     def detach(self) -> FlowConditional:
         """The same flow with no gradient in its parameters."""
         return FlowConditional(self.owner, self.context, stopped=True)
+
+    def _evaluate(self, value: Tensor, *, inverse: bool) -> Tensor:
+        flow = self.owner.flow
+        parameters = {name: p.detach() if self.stopped else p for name, p in flow.named_parameters()}
+        return functional_call(flow, parameters, (self.context, value, inverse))
 
 
 class Prior:
@@ -231,12 +275,23 @@ class Prior:
 
 
 def _sample(prior: core.Prior, shape: tuple[int, ...], generator: Randomness) -> Latent:
-    """Sample a torch distribution, which only knows the global state, from a generator: fork, seed, restore."""
+    """Sample a torch distribution, which only knows the global state, from a generator."""
     source = as_source(generator)
-    first = source.generator if hasattr(source, "generator") else source.generators[0]  # type: ignore[union-attr]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**31, (1,), generator=first, device=first.device)))
+    with _global_state_from(source.generator if isinstance(source, Sobol) else source.generators[0]):
         return prior.sample(torch.Size(shape))
+
+
+@contextmanager
+def _global_state_from(generator: torch.Generator) -> Iterator[None]:
+    """Let code that only knows torch's global random state draw from a generator: fork, seed, restore."""
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would also seed devices that are not forked, and never restore them
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield
 
 
 class Mixture:
@@ -250,7 +305,7 @@ class Mixture:
         if not components:
             raise SettingError("a mixture needs at least one component.")
         self.components = dict(components)
-        shares = {name: 1.0 for name in components} if shares is None else shares
+        shares = dict.fromkeys(components, 1.0) if shares is None else shares
         if set(shares) != set(components):
             raise SettingError(f"shares name {sorted(shares)}, components are {sorted(components)}; they must match.")
         if any(not s >= 0 for s in shares.values()) or not sum(shares.values()) > 0:
@@ -304,6 +359,10 @@ def defensive(components: Mapping[str, Proposal], prior: core.Prior, share: floa
     """The components in equal shares with a defensive share of the prior."""
     if not 0 < share < 1:
         raise SettingError(f"share={share} of the prior must lie strictly between 0 and 1.")
+    if not components or "PRIOR" in components:
+        raise SettingError(
+            f"components {sorted(components)} must be at least one, and leave the name PRIOR to the prior."
+        )
     each = (1 - share) / len(components)
     return Mixture({**components, "PRIOR": Prior(prior)}, {**dict.fromkeys(components, each), "PRIOR": share})
 

@@ -21,7 +21,7 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class LinearGaussian(nn.Module):
-    r"""Abstract base: :math:`z \sim N(0, I)`, :math:`x \mid z \sim N(Wz + \mu, \mathrm{diag}(\sigma^2))`, exactly solved.
+    r"""Abstract: :math:`z \sim N(0, I)`, :math:`x \mid z \sim N(Wz + \mu, \mathrm{diag}(\sigma^2))`, solved exactly.
 
     In a stack of members the parameters carry a leading axis and batches are ``(members, n)``.
     """
@@ -54,13 +54,12 @@ class LinearGaussian(nn.Module):
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """Log p(x, z). Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
-        sd = per_member(self.noise_sd, 1)
-        if x.shape[-1] != sd.shape[-1] or z.shape[-1] != self.d:
+        if z.shape[-1] != self.d:
             raise ShapeError(
-                f"the model maps {self.d} latents to {sd.shape[-1]} features; "
-                f"got x with {x.shape[-1]} features and z with {z.shape[-1]} latents."
+                f"z has {z.shape[-1]} latents, the model {self.d}; make both with the same latent dimension."
             )
-        residual = (x - per_member(self.center, 1) - linear(z, self.loading)) / sd
+        sd = per_member(self.noise_sd, 1)
+        residual = (self._centred(x) - linear(z, self.loading)) / sd
         log_lik = -0.5 * (residual.square().sum(-1) + sd.shape[-1] * _LOG_2PI) - sd.log().sum(-1)
         return log_lik + self.prior.log_prob(z)
 
@@ -73,7 +72,7 @@ class LinearGaussian(nn.Module):
         """The exact posterior of z for each x, its variance multiplied by `inflate`; a proposal for these x."""
         covariance = self.posterior_covariance()
         gain = covariance @ self.loading.mT / self.noise_sd.square().unsqueeze(-2)
-        loc = linear(x - per_member(self.center, 1), gain)
+        loc = linear(self._centred(x), gain)
         tril = per_member(torch.linalg.cholesky(covariance), 2) * math.sqrt(inflate)
         return Elliptical(loc, Triangular(tril.expand(*loc.shape, self.d)))
 
@@ -81,7 +80,7 @@ class LinearGaussian(nn.Module):
         """Exact log p(x). Shapes: ``(*batch, p) -> (*batch)``."""
         covariance = self.loading @ self.loading.mT + torch.diag_embed(self.noise_sd.square())
         root = Triangular(per_member(torch.linalg.cholesky(covariance), 2))
-        square = Triangular(root.tril.expand(*x.shape, x.shape[-1])).square_norm((x - per_member(self.center, 1))[None])[0]
+        square = root.square_norm(self._centred(x)[None])[0]
         return -0.5 * (square + x.shape[-1] * _LOG_2PI) - root.log_det()
 
     def tail_probability(self, x: Tensor, nu: Tensor) -> Tensor:
@@ -89,6 +88,14 @@ class LinearGaussian(nn.Module):
         posterior = self.posterior(x)
         sd = posterior.covariance()[..., 0, 0].sqrt()
         return torch.special.ndtr((posterior.loc[..., 0] - nu.to(x).reshape(-1, *(1,) * sd.dim())) / sd).movedim(0, -1)
+
+    def _centred(self, x: Tensor) -> Tensor:
+        center = per_member(self.center, 1)
+        if x.shape[-1] != center.shape[-1]:
+            raise ShapeError(
+                f"x has {x.shape[-1]} features, the model {center.shape[-1]}; pass the features it was made for."
+            )
+        return x - center
 
     @torch.no_grad()
     def simulate(self, n: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -114,7 +121,7 @@ class PPCA(LinearGaussian):
         if not (scale > 0).all() or not torch.isfinite(scale).all():
             raise SettingError(f"noise_scale has minimum {scale.min().item():g}; it must be positive and finite.")
         self.weight = nn.Buffer(weight.detach().clone())
-        self.mean = nn.Buffer(torch.zeros(weight.shape[0], dtype=weight.dtype) if mean is None else mean.detach().clone())
+        self.mean = nn.Buffer(_mean(mean, weight))
         self.log_noise = nn.Parameter(scale.log())
 
     @property
@@ -137,11 +144,13 @@ class LambdaPPCA(LinearGaussian):
     r"""pPCA by one parameter: :math:`\sigma^2 = 1/(1-\lambda^2)`, :math:`W_{ij} = e^\lambda W'_{ij}` for i != j."""
 
     def __init__(self, base: Tensor, lam: float, mean: Tensor | None = None) -> None:
+        if base.dim() != 2:
+            raise ShapeError(f"base has shape {tuple(base.shape)}; expected (features, latents).")
         super().__init__(base.shape[1])
         if not -1 < lam < 1:
             raise SettingError(f"lam={lam} must lie in (-1, 1): the noise variance is 1/(1 - lam^2).")
         self.base = nn.Buffer(base.detach().clone())
-        self.mean = nn.Buffer(torch.zeros(base.shape[0], dtype=base.dtype) if mean is None else mean.detach().clone())
+        self.mean = nn.Buffer(_mean(mean, base))
         self.raw = nn.Parameter(torch.atanh(torch.tensor(lam, dtype=base.dtype)))
 
     @property
@@ -153,14 +162,25 @@ class LambdaPPCA(LinearGaussian):
     def loading(self) -> Tensor:
         """W."""
         lam = self.lam[..., None, None]
-        return torch.where(torch.eye(*self.base.shape, device=self.base.device) > 0, self.base, lam.exp() * self.base)
+        on_diagonal = torch.eye(*self.base.shape[-2:], device=self.base.device) > 0
+        return torch.where(on_diagonal, self.base, lam.exp() * self.base)
 
     @property
     def noise_sd(self) -> Tensor:
         """Standard deviation of the noise."""
-        return (1 - self.lam.square()).rsqrt().unsqueeze(-1).expand(*self.lam.shape, self.base.shape[0])
+        return (1 - self.lam.square()).rsqrt().unsqueeze(-1).expand(*self.lam.shape, self.base.shape[-2])
 
     @property
     def center(self) -> Tensor:
         """The mean of x."""
         return self.mean
+
+
+def _mean(mean: Tensor | None, weight: Tensor) -> Tensor:
+    if mean is None:
+        return torch.zeros(weight.shape[0], dtype=weight.dtype)
+    if mean.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"mean has shape {tuple(mean.shape)}; expected one value for each of {weight.shape[0]} features."
+        )
+    return mean.detach().to(weight, copy=True)

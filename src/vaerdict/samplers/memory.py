@@ -1,0 +1,92 @@
+"""How much memory there is, how much a particle needs, and how many observations therefore go together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path as File
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import SettingError
+from vaerdict.noise import Randomness
+from vaerdict.samplers.path import Path
+
+_SHARE = 0.5
+_TEMPORARIES = 3
+_STATES = 16
+_UNKNOWN = 2**30
+
+
+def free_bytes(device: torch.device | str) -> int:
+    """Memory that could be taken now: of the GPU, or of the machine and the container around the process."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    return int(min(_machine_bytes(), _container_bytes()))
+
+
+def _machine_bytes() -> int:
+    """Available memory of the machine: reclaimable caches count where the system tells."""
+    meminfo = File("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    names = getattr(os, "sysconf_names", {})
+    pages = next((os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in names), None)
+    return _UNKNOWN if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_bytes() -> int | float:
+    """What the control group still allows, without bound where there is none."""
+    limit, used = File("/sys/fs/cgroup/memory.max"), File("/sys/fs/cgroup/memory.current")
+    try:
+        return max(0, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):  # no such file, or the word "max"
+        return float("inf")
+
+
+def held_bytes(path: Path, z: Tensor) -> int:
+    """Bytes that autograd holds on to for one gradient at z, each piece of memory counted once."""
+    held: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        path.evaluate(z)
+    return sum(held.values())
+
+
+def bytes_per_particle(path: Path, *, generator: Randomness) -> int:
+    """Working set of one particle of one observation, from gradients of two and of four particles.
+
+    The difference leaves out what does not grow with particles: parameters, and what depends on x alone.
+    """
+    one = path.select(torch.zeros(1, dtype=torch.long, device=path.x.device))
+    z = one.draw(1, generator=generator).z
+    two, four = (held_bytes(one, z.repeat(k, *(1,) * (z.dim() - 1))) for k in (2, 4))
+    return _TEMPORARIES * max(0, four - two) // 2 + _STATES * z[0].numel() * z.element_size()
+
+
+def chunks(path: Path, n_particles: int, *, generator: Randomness, max_bytes: int | None) -> list[Path]:
+    """The path cut along the observations so that each piece works within `max_bytes` (None: half of what is free)."""
+    if max_bytes is not None and max_bytes <= 0:
+        raise SettingError(f"max_bytes={max_bytes} must be positive, or None for half of the free memory.")
+    budget = _SHARE * free_bytes(path.x.device) if max_bytes is None else max_bytes
+    each = n_particles * bytes_per_particle(path, generator=generator)
+    size = max(1, int(budget // each))
+    n = path.x.shape[-2]
+    if size >= n:
+        return [path]
+    return [path.select(part) for part in _spans(n, size, path.x.device)]
+
+
+def _spans(n: int, size: int, device: torch.device) -> Iterator[Tensor]:
+    """Runs of neighbouring indices, as equal in length as they can be within `size`."""
+    return iter(torch.arange(n, device=device).tensor_split(-(-n // size)))

@@ -1,0 +1,82 @@
+"""Weights of a particle population: effective size, the next temperature, systematic resampling, covariance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import log_normalise
+from vaerdict.noise import Source
+from vaerdict.samplers.path import State
+
+_SMALLEST = 1e-8
+_HALVINGS = 14
+
+
+def relative_ess(log_w: Tensor) -> Tensor:
+    r"""Effective share of a population, :math:`(\sum w)^2 / (K \sum w^2)`. Shapes: ``(K, *batch) -> (*batch)``."""
+    return torch.exp(-torch.logsumexp(2 * log_normalise(log_w), 0)) / log_w.shape[0]
+
+
+def conditional_ess(log_w: Tensor, log_v: Tensor) -> Tensor:
+    r"""Effective share kept when weights w are multiplied by v: :math:`(\sum \bar w v)^2 / \sum \bar w v^2`.
+
+    Shapes: ``(K, *batch), (K, *batch) -> (*batch)``. Reference: Zhou, Johansen & Aston (2016).
+    """
+    log_w = log_normalise(log_w)
+    return torch.exp(2 * torch.logsumexp(log_w + log_v, 0) - torch.logsumexp(log_w + 2 * log_v, 0))
+
+
+def next_temperature(state: State, log_w: Tensor, t: Tensor, share: float) -> Tensor:
+    """The temperature at which the conditional effective size falls to `share`, or 1 if it stays above.
+
+    Bisection of the logarithm of the step, for each observation its own. Shapes: ``(*batch) -> (*batch)``.
+    """
+    log_w = log_normalise(log_w)
+
+    def keeps(to: Tensor) -> Tensor:
+        return conditional_ess(log_w, state.log_increment(t, to)) >= share
+
+    left = 1 - t
+    low, high = torch.full_like(t, math.log(_SMALLEST)), torch.zeros_like(t)
+    reaches = keeps(torch.ones_like(t))
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        kept = keeps(t + left * middle.exp())
+        low, high = torch.where(kept, middle, low), torch.where(kept, high, middle)
+    return torch.where(reaches, 1.0, t + left * low.exp())
+
+
+def systematic(log_w: Tensor, *, source: Source) -> Tensor:
+    """Ancestors by systematic resampling, one shared offset a population. Shapes: ``(K, *batch) -> (K, *batch)``."""
+    k = log_w.shape[0]
+    offset = torch.special.ndtr(source.normal(1, log_w.shape[1:], 1, like=log_w).squeeze(-1))
+    position = (torch.arange(k, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1)) + offset) / k
+    cumulative = log_normalise(log_w).exp().cumsum(0)
+    ancestors = torch.searchsorted(cumulative.movedim(0, -1).contiguous(), position.movedim(0, -1).contiguous())
+    # rounding can leave the last sum a hair below one
+    return ancestors.clamp_max(k - 1).movedim(-1, 0)
+
+
+def gathered(state: State, index: Tensor) -> State:
+    """The particles at `index` of each observation. Shapes: ``index (K, *batch)``."""
+    row = index.unsqueeze(-1)
+    return State(*(a.gather(0, row.expand_as(a) if a.dim() == row.dim() else index) for a in state))
+
+
+def covariance_root(z: Tensor, log_w: Tensor) -> Tensor:
+    """Lower-triangular root of the weighted covariance, drawn to its diagonal as far as the population is small.
+
+    The share of the diagonal is d / (d + ESS). Shapes: ``(K, *batch, d), (K, *batch) -> (*batch, d, d)``.
+    """
+    d, weight = z.shape[-1], log_normalise(log_w).exp()
+    ess = 1 / weight.square().sum(0)
+    centred = z.double() - (weight.unsqueeze(-1) * z).sum(0)
+    covariance = torch.einsum("k...,k...i,k...j->...ij", weight, centred, centred)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    floor = torch.finfo(z.dtype).eps * variance.mean(-1, keepdim=True) + torch.finfo(z.dtype).tiny
+    share = (d / (d + ess))[..., None, None]
+    shrunk = (1 - share) * covariance + torch.diag_embed(share[..., 0] * variance + floor)
+    return torch.linalg.cholesky(shrunk).to(z.dtype)

@@ -1,0 +1,44 @@
+"""Checkpoints: tensors in safetensors, the rest in JSON, written whole or not at all, loaded without running code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vaerdict.core import SettingError
+
+log = logging.getLogger(__name__)
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Write ``path.safetensors``; the notes travel in its header, so that both are replaced in one stroke."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    target, partial = path.with_suffix(".safetensors"), path.with_suffix(".partial")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"notes": json.dumps(notes)})
+    os.replace(partial, target)
+
+
+def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors and notes of a checkpoint, None where there is none; one of another run is refused."""
+    from safetensors import SafetensorError, safe_open
+
+    target = path.with_suffix(".safetensors")
+    if not target.exists():
+        return None
+    try:
+        with safe_open(target, "pt") as file:
+            notes = json.loads((file.metadata() or {})["notes"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise SettingError(f"{target} is no checkpoint of vaerdict ({error}); delete it to start anew.") from error
+    if json.loads(json.dumps(fingerprint)) != notes["fingerprint"]:
+        raise SettingError(f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it.")
+    log.info("resuming %s at epoch %d", target, notes["course"]["epoch"])
+    return tensors, notes

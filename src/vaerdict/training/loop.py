@@ -1,0 +1,306 @@
+"""The training loop: epochs, annealing, lagging, convergence on held-out data, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vaerdict.core import DataError, DivergenceError, Progress, SettingError, check_count, check_observations, silent
+from vaerdict.training.checkpoint import load_checkpoint, save_checkpoint
+from vaerdict.training.stacks import Member, Stack, signature
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how finely to train.
+
+    With `patience` a member's learning rates fall to `decay` of themselves whenever its held-out bound has not gained
+    `min_gain` nats for that many checks, and after `drops` such falls it has converged; `epochs` is then only a limit.
+    Without, training takes `epochs` epochs, no more and no less.
+    """
+
+    n_particles: int = 30
+    epochs: int = 1000
+    batch_size: int = 128
+    lr_theta: float = 1e-2
+    lr_phi: float = 3e-3
+    patience: int | None = 8
+    min_gain: float = 1e-3
+    drops: int = 3
+    decay: float = 0.3
+    check_every: int = 2
+    score_particles: int = 100
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_particles", "epochs", "batch_size", "check_every", "score_particles"):
+            check_count(getattr(self, name), name=name)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A trained member: its modules, its held-out bound at every check, and how training ended."""
+
+    member: Member
+    model: nn.Module
+    proposal: nn.Module
+    history: list[tuple[int, float]]
+    converged: bool
+    epochs: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.member.recipe.name
+
+    @property
+    def seed(self) -> int:
+        """The member's seed."""
+        return self.member.seed
+
+
+@dataclass
+class _Course:
+    """What is remembered of each member along the way."""
+
+    epoch: int = 0
+    seconds: float = 0.0
+    history: list[list[tuple[int, float]]] = field(default_factory=list)
+    since: list[int] = field(default_factory=list)
+    falls: list[int] = field(default_factory=list)
+    done_at: list[int | None] = field(default_factory=list)
+    information: list[float] = field(default_factory=list)
+    lagging: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, stack: Stack) -> _Course:
+        m = len(stack.members)
+        lag = stack.members[0].recipe.lagging is not None
+        return cls(0, 0.0, [[] for _ in range(m)], [0] * m, [0] * m, [None] * m, [float("-inf")] * m, [lag] * m)
+
+
+def train(
+    members: Sequence[Member],
+    x_train: Tensor,
+    x_valid: Tensor,
+    settings: Settings | None = None,
+    *,
+    learn_model: bool = True,
+    device: torch.device | str = "cpu",
+    checkpoint: Path | None = None,
+    progress: Progress = silent,
+) -> list[Fit]:
+    """Train members by their recipes, those of one shape side by side, and return them in the order given.
+
+    Inputs are left untouched. With `learn_model=False` the models stay fixed and only proposals learn. With
+    `checkpoint`, a folder, training goes on where an earlier call with the same arguments was stopped. A loss that is
+    not finite stops everything with a `DivergenceError` that says whose, and when.
+    """
+    settings = settings or Settings()
+    if not members:
+        raise SettingError("no members to train; give at least one (model, proposal, recipe, seed).")
+    check_observations(x_train, name="x_train", constant_columns=False)
+    check_observations(x_valid, name="x_valid")
+    if x_train.shape[1:] != x_valid.shape[1:]:
+        raise DataError(f"x_train has {tuple(x_train.shape[1:])} features, x_valid {tuple(x_valid.shape[1:])}; they must agree.")
+    x_train, x_valid = x_train.to(device), x_valid.to(device)
+    fits: dict[int, Fit] = {}
+    groups = _grouped(members, settings, x_train)
+    for number, group in enumerate(groups):
+        stack = Stack(
+            [members[i] for i in group],
+            lr_theta=settings.lr_theta,
+            lr_phi=settings.lr_phi,
+            learn_model=learn_model,
+            device=torch.device(device),
+        )
+        path = None if checkpoint is None else checkpoint / f"stack-{number}"
+        what = f"{'+'.join(dict.fromkeys(m.recipe.name for m in stack.members))} ({number + 1} of {len(groups)})"
+        trained = _run(stack, x_train, x_valid, settings, path, lambda done, total, _, what=what: progress(done, total, what))
+        fits.update(zip(group, trained, strict=True))
+    return [fits[i] for i in range(len(members))]
+
+
+def _grouped(members: Sequence[Member], settings: Settings, x: Tensor) -> list[list[int]]:
+    """Stacks of members of one shape, no larger than pays."""
+    by_signature: dict[object, list[int]] = {}
+    for i, member in enumerate(members):
+        key = signature(member)
+        by_signature.setdefault(("alone", i) if key is None else key, []).append(i)
+    size = stack_size(settings.n_particles * min(settings.batch_size, x.shape[0]), x.device)
+    return [group[i : i + size] for group in by_signature.values() for i in range(0, len(group), size)]
+
+
+def stack_size(rows: int, device: torch.device) -> int:
+    """How many members to stack when each pushes `rows` rows (particles x batch) through its networks.
+
+    On a CPU stacking saves the dispatch of small operations and pays until the arithmetic outweighs it, at some
+    30,000 rows in all; a GPU is filled by about fifty times as many.
+    """
+    budget = 32_768 if device.type == "cpu" else 1_600_000
+    return max(1, budget // rows)
+
+
+def _run(stack: Stack, x: Tensor, x_valid: Tensor, settings: Settings, path: Path | None, progress: Progress) -> list[Fit]:
+    course = _Course.start(stack)
+    best = [stack.theta.flat.values.clone(), stack.phi.flat.values.clone()]
+    saved = None if path is None else load_checkpoint(path, _fingerprint(stack, x, settings))
+    if saved is not None:
+        course = _resume(stack, best, saved)
+    if settings.compile:
+        stack.compile()
+    started = time.perf_counter() - course.seconds
+    last_save = time.perf_counter()
+    while course.epoch < settings.epochs and not all(d is not None for d in course.done_at):
+        _epoch(stack, x, settings, course)
+        course.epoch += 1
+        if course.epoch % settings.check_every == 0 or course.epoch == settings.epochs:
+            _check(stack, x_valid, settings, course, best)
+        course.seconds = time.perf_counter() - started
+        progress(course.epoch, settings.epochs, "")
+        if path is not None and (time.perf_counter() - last_save > 5 or course.epoch == settings.epochs):
+            _save(stack, best, course, path, _fingerprint(stack, x, settings))
+            last_save = time.perf_counter()
+    progress(settings.epochs, settings.epochs, "")
+    if settings.patience is not None:
+        stack.theta.flat.values.copy_(best[0])
+        stack.phi.flat.values.copy_(best[1])
+    if path is not None:
+        _save(stack, best, course, path, _fingerprint(stack, x, settings))
+    return _fits(stack, course)
+
+
+def _epoch(stack: Stack, x: Tensor, settings: Settings, course: _Course) -> None:
+    n, size = x.shape[0], min(settings.batch_size, x.shape[0])
+    batches = stack.shuffled(n, size)
+    beta = _beta(stack, course.epoch / settings.epochs, x)
+    losses = []
+    for index in batches:
+        if any(course.lagging):
+            _lag(stack, x, size, settings, course, beta)
+        batch = x[index]
+        if stack.learn_model:
+            losses.append(stack.theta_step(batch, settings.n_particles, beta))
+        losses.append(stack.phi_step(batch, settings.n_particles, beta))
+    _stop_if_not_finite(torch.stack(losses), stack, course.epoch, len(losses) // len(batches))
+
+
+def _beta(stack: Stack, done: float, x: Tensor) -> Tensor | None:
+    """Weight of each member's KL term, or None where all are one."""
+    weights = [1.0 if m.recipe.annealing is None else m.recipe.annealing(done) for m in stack.members]
+    if all(w == 1 for w in weights):
+        return None
+    beta = torch.tensor(weights, dtype=x.dtype, device=x.device)
+    return beta[:, None] if stack.stacked else beta
+
+
+def _lag(stack: Stack, x: Tensor, size: int, settings: Settings, course: _Course, beta: Tensor | None) -> None:
+    """Let the proposals of members still in their lagging phase catch up before the model moves."""
+    lagging = stack.members[0].recipe.lagging
+    assert lagging is not None
+    only = torch.tensor(course.lagging, device=x.device)
+    for index in stack.shuffled(x.shape[0], size)[: lagging.inner]:
+        stack.phi_step(x[index], settings.n_particles, beta, only)
+
+
+def _check(stack: Stack, x_valid: Tensor, settings: Settings, course: _Course, best: list[Tensor]) -> None:
+    """Record the held-out bound, lower learning rates on a plateau, freeze what has converged."""
+    scores = stack.score(x_valid, settings.score_particles).tolist()
+    if any(course.lagging):
+        _end_lagging(stack, x_valid, course)
+    for i, score in enumerate(scores):
+        if course.done_at[i] is not None:
+            continue
+        record = max((value for _, value in course.history[i]), default=float("-inf"))
+        course.history[i].append((course.epoch, score))
+        if settings.patience is None:
+            continue
+        if score > record:
+            best[0][i], best[1][i] = stack.theta.flat.values[i], stack.phi.flat.values[i]
+        course.since[i] = 0 if score > record + settings.min_gain else course.since[i] + 1
+        if course.since[i] >= settings.patience:
+            _fall(stack, settings, course, best, i)
+
+
+def _fall(stack: Stack, settings: Settings, course: _Course, best: list[Tensor], i: int) -> None:
+    """Member i is on a plateau: go back to its best point and on from there with finer steps, or call it converged."""
+    course.since[i], course.falls[i] = 0, course.falls[i] + 1
+    stack.theta.flat.values[i], stack.phi.flat.values[i] = best[0][i], best[1][i]
+    factor = settings.decay if course.falls[i] <= settings.drops else 0.0
+    stack.theta.lr[i] *= factor
+    stack.phi.lr[i] *= factor
+    if factor == 0:
+        course.done_at[i] = course.epoch
+
+
+def _end_lagging(stack: Stack, x_valid: Tensor, course: _Course) -> None:
+    lagging = stack.members[0].recipe.lagging
+    assert lagging is not None
+    for i, value in enumerate(stack.mutual_information(x_valid[:256]).tolist()):
+        course.lagging[i] = course.lagging[i] and value > course.information[i] and course.epoch < lagging.epochs
+        course.information[i] = max(value, course.information[i])
+
+
+def _stop_if_not_finite(losses: Tensor, stack: Stack, epoch: int, per_batch: int) -> None:
+    bad = (~torch.isfinite(losses)).nonzero()
+    if len(bad):
+        step, who = bad[0].tolist()
+        raise DivergenceError(
+            f"the loss of {stack.members[who].name} became {losses[step, who].item()} in epoch {epoch + 1}, "
+            f"batch {step // per_batch + 1}; lower its learning rate, or use a `dreg` or `score` estimator."
+        )
+
+
+def _fits(stack: Stack, course: _Course) -> list[Fit]:
+    fits = []
+    for i, (model, proposal) in enumerate(stack.separate()):
+        done_at = course.done_at[i]
+        fits.append(
+            Fit(
+                stack.members[i],
+                model.eval(),
+                proposal.eval(),
+                course.history[i],
+                converged=done_at is not None,
+                epochs=course.epoch if done_at is None else done_at,
+                seconds=course.seconds / len(stack.members),
+            )
+        )
+    return fits
+
+
+def _fingerprint(stack: Stack, x: Tensor, settings: Settings) -> dict[str, object]:
+    """What a checkpoint must agree on with the run that takes it up."""
+    return {
+        "members": [m.name for m in stack.members],
+        "sizes": [len(stack.theta.flat), len(stack.phi.flat)],
+        "data": [list(x.shape), float(x.double().sum())],
+        "learn_model": stack.learn_model,
+        "settings": {k: v for k, v in asdict(settings).items() if k != "compile"},
+    }
+
+
+def _save(stack: Stack, best: list[Tensor], course: _Course, path: Path, fingerprint: dict[str, object]) -> None:
+    tensors = {f"theta.{k}": v for k, v in stack.theta.state().items()} | {f"phi.{k}": v for k, v in stack.phi.state().items()}
+    tensors |= {"best.theta": best[0], "best.phi": best[1]}
+    tensors |= {f"generator.{i}": g.get_state() for i, g in enumerate(stack.generators)}
+    save_checkpoint(path, tensors, {"fingerprint": fingerprint, "course": asdict(course)})
+
+
+def _resume(stack: Stack, best: list[Tensor], saved: tuple[dict[str, Tensor], dict]) -> _Course:
+    tensors, notes = saved
+    stack.theta.load({k.removeprefix("theta."): v for k, v in tensors.items() if k.startswith("theta.")})
+    stack.phi.load({k.removeprefix("phi."): v for k, v in tensors.items() if k.startswith("phi.")})
+    for target, name in zip(best, ("best.theta", "best.phi"), strict=True):
+        target.copy_(tensors[name])
+    for i, generator in enumerate(stack.generators):
+        generator.set_state(tensors[f"generator.{i}"].cpu())
+    course = _Course(**notes["course"])
+    course.history = [[(int(e), float(s)) for e, s in member] for member in course.history]
+    return course

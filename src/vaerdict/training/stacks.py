@@ -1,0 +1,177 @@
+"""One stack of members: its modules, its randomness, and single steps of model and proposal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vaerdict.core import prepared
+from vaerdict.networks import stack, stackable, unstack
+from vaerdict.noise import Iid, Source, seeded
+from vaerdict.proposals import Prior
+from vaerdict.training.flat import Adam, Flat
+from vaerdict.training.recipes import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A model and a proposal to be trained together by a recipe, with a seed of their own."""
+
+    model: nn.Module
+    proposal: nn.Module
+    recipe: Recipe
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """How messages call the member: ``IWAE, seed 3``."""
+        return f"{self.recipe.name}, seed {self.seed}"
+
+
+def signature(member: Member) -> tuple[Any, ...] | None:
+    """What members must share to be stacked, or None where one cannot be stacked at all."""
+    modules = (member.model, member.proposal)
+    if not all(stackable(m) for m in modules):
+        return None
+    shapes = tuple((name, tuple(p.shape)) for m in modules for name, p in m.named_parameters())
+    lagging = member.recipe.lagging
+    return (*(type(m) for m in modules), shapes, member.recipe.phi.z_grad, member.recipe.phi.q_grad, lagging)
+
+
+class Stack:
+    """Members trained side by side. Each has generators of its own, so that what it learns does not depend on the rest.
+
+    A batch is ``(members, n, p)``; a member that cannot be stacked is alone and sees ``(n, p)``.
+    """
+
+    def __init__(self, members: Sequence[Member], *, lr_theta: float, lr_phi: float, learn_model: bool, device: torch.device) -> None:
+        self.members = list(members)
+        self.stacked = len(members) > 1
+        self.model = self._join([m.model for m in members]).to(device)
+        self.proposal = self._join([m.proposal for m in members]).to(device)
+        self.learn_model = learn_model and any(p.requires_grad for p in self.model.parameters())
+        self.theta = Adam(Flat(self.model, len(members)), lr_theta)
+        self.phi = Adam(Flat(self.proposal, len(members)), lr_phi)
+        self.generators = [seeded(_mix(m.seed, m.recipe.name), device) for m in members]
+        self.source = Iid(tuple(self.generators))
+        self.theta_loss: Callable[..., Tensor] = self._theta_loss
+        self.phi_loss: Callable[..., Tensor] = self._phi_loss
+        self._by_loss = _index_by([m.recipe.phi for m in members])
+        self._by_theta = _index_by([m.recipe.theta for m in members])
+
+    def _join(self, modules: Sequence[nn.Module]) -> nn.Module:
+        return stack(modules) if self.stacked else copy.deepcopy(modules[0])
+
+    def compile(self) -> None:
+        """Compile both losses; pays on long runs only (tens of seconds at the first step)."""
+        self.theta_loss = torch.compile(self._theta_loss, dynamic=False)
+        self.phi_loss = torch.compile(self._phi_loss, dynamic=False)
+
+    def shuffled(self, n: int, size: int) -> Tensor:
+        """Batches of one epoch, each member's in its own order; a remainder waits for the next epoch's order.
+
+        Shapes: ``-> (batches, members, size)``, or ``(batches, size)`` where there is one member.
+        """
+        n_batches = max(1, n // size)
+        orders = [torch.randperm(n, generator=g, device=g.device)[: n_batches * size] for g in self.generators]
+        index = torch.stack(orders).reshape(len(orders), n_batches, -1).transpose(0, 1)
+        return index if self.stacked else index[:, 0]
+
+    def theta_step(self, x: Tensor, k: int, beta: Tensor | None) -> Tensor:
+        """One step of the models; returns each member's loss before it."""
+        losses = self.theta_loss(x, self.proposal.noise(x, k, self.source), beta)
+        self.theta.step(self.theta.flat.gradient(losses))
+        return losses.detach()
+
+    def phi_step(self, x: Tensor, k: int, beta: Tensor | None, only: Tensor | None = None) -> Tensor:
+        """One step of the proposals, of those marked in `only`; returns each member's loss before it."""
+        losses = self.phi_loss(x, self.proposal.noise(x, k, self.source), beta)
+        self.phi.step(self.phi.flat.gradient(losses), only)
+        return losses.detach()
+
+    def _theta_loss(self, x: Tensor, noise: Any, beta: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            q = self.proposal(x)
+            z = q.transform(noise)
+            log_q = q.log_prob(z)
+        log_w = self._log_weights(x, z, log_q, beta)
+        return self._per_member(log_w, lambda index, part: self.members[index].recipe.theta(part), self._by_theta)
+
+    def _phi_loss(self, x: Tensor, noise: Any, beta: Tensor | None) -> Tensor:
+        loss = self.members[0].recipe.phi
+        q = self.proposal(x)
+        z = q.transform(noise)
+        z = z if loss.z_grad else z.detach()
+        log_q = (q if loss.q_grad else q.detach()).log_prob(z)
+        both = torch.stack([self._log_weights(x, z, log_q, beta), log_q])
+        return self._per_member(both, lambda index, part: self.members[index].recipe.phi(part[0], part[1]), self._by_loss)
+
+    def _log_weights(self, x: Tensor, z: Tensor, log_q: Tensor, beta: Tensor | None) -> Tensor:
+        """Log-weights with the KL term multiplied by beta: log p(x | z) + beta (log p(z) - log q(z | x))."""
+        log_p = self.model.log_joint(prepared(self.model, x), z)  # type: ignore[arg-type, operator]
+        if beta is None:
+            return log_p - log_q
+        return log_p - (1 - beta) * Prior(self.model.prior).log_prob(z, x) - beta * log_q  # type: ignore[arg-type]
+
+    def _per_member(self, log_w: Tensor, fn: Callable[[int, Tensor], Tensor], groups: list[list[int]]) -> Tensor:
+        """Mean loss of each member over its batch; members of one loss go through it together."""
+        if not self.stacked:
+            return fn(0, log_w).mean(-1, keepdim=True)
+        if len(groups) == 1:
+            return fn(0, log_w).mean(-1)
+        parts = [fn(group[0], log_w[..., group, :]).mean(-1) for group in groups]
+        order = torch.tensor([i for group in groups for i in group], device=log_w.device)
+        return torch.cat(parts)[order.argsort()]
+
+    @torch.no_grad()
+    def score(self, x: Tensor, k: int, *, chunk: int = 1024) -> Tensor:
+        """Held-out IWELBO of each member by its own proposal, with the same noise at every call. Shapes: ``-> (members,)``."""
+        source: Source = Iid(tuple(seeded(_mix(m.seed, "held out"), g.device) for m, g in zip(self.members, self.generators, strict=True)))
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
+        for part in x.split(chunk):
+            batch = part.expand(len(self.members), *part.shape) if self.stacked else part
+            q = self.proposal(batch)
+            z = q.transform(self.proposal.noise(batch, k, source))  # type: ignore[operator]
+            log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
+            total += (torch.logsumexp(log_w, 0) - torch.log(torch.tensor(k))).sum(-1).reshape(-1)
+        return total / x.shape[0]
+
+    @torch.no_grad()
+    def mutual_information(self, x: Tensor) -> Tensor:
+        """Mutual information of x and z under q, in nats, up to log n for n observations. Shapes: ``-> (members,)``."""
+        n, batch = x.shape[0], x.expand(len(self.members), *x.shape) if self.stacked else x
+        source: Source = Iid(tuple(seeded(_mix(m.seed, "information"), g.device) for m, g in zip(self.members, self.generators, strict=True)))
+        q = self.proposal(batch)
+        z = q.transform(self.proposal.noise(batch, 1, source))[0]  # type: ignore[operator]
+        every = z.movedim(-2, 0).unsqueeze(-2).expand(n, *z.shape)  # particle i against each observation j
+        log_q = q.log_prob(every)
+        own = log_q.diagonal(dim1=0, dim2=-1)
+        aggregate = torch.logsumexp(log_q, -1) - torch.log(torch.tensor(n))
+        return (own.mean(-1) - aggregate.mean(0)).reshape(-1)
+
+    def separate(self) -> list[tuple[nn.Module, nn.Module]]:
+        """The members' modules, each on its own again."""
+        if not self.stacked:
+            return [(self.model, self.proposal)]
+        return [(unstack(self.model, m.model, i), unstack(self.proposal, m.proposal, i)) for i, m in enumerate(self.members)]
+
+
+def _index_by(values: Sequence[Any]) -> list[list[int]]:
+    """Positions of equal values, grouped in order of first appearance."""
+    groups: dict[Any, list[int]] = {}
+    for i, value in enumerate(values):
+        groups.setdefault(value, []).append(i)
+    return list(groups.values())
+
+
+def _mix(seed: int, purpose: str) -> int:
+    """A seed for one purpose of one member: different recipes with one seed must not share their noise."""
+    digest = 1469598103934665603
+    for byte in f"{seed}/{purpose}".encode():
+        digest = ((digest ^ byte) * 1099511628211) % 2**63
+    return digest
