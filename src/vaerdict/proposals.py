@@ -367,6 +367,63 @@ def defensive(components: Mapping[str, Proposal], prior: core.Prior, share: floa
     return Mixture({**components, "PRIOR": Prior(prior)}, {**dict.fromkeys(components, each), "PRIOR": share})
 
 
+def optimal_shares(
+    log_p: Tensor,
+    component_log_q: Tensor,
+    log_q: Tensor,
+    floor: Sequence[float] | Tensor | None = None,
+    *,
+    least: float = 0.01,
+) -> Tensor:
+    r"""Shares of a mixture that minimise the second moment of its weights in a pilot, pooled over observations.
+
+    The pilot's particles have joint density :math:`p` and were drawn from density :math:`q_0`. The objective
+
+    .. math:: \sum_x \sum_k \frac{\tilde w_k^2}{\sum_j \alpha_j r_{jk}}, \quad r_{jk} = q_j(z_k) / q_0(z_k),
+
+    is convex in the shares, and each step minimises a majorant of it: :math:`\alpha_j \propto \alpha_j \sqrt{g_j}`,
+    with :math:`g` its negative gradient, no share going under its `floor`. Shares that end under `least` become zero:
+    with `least` at 1/k or more, every share left can give one of k particles.
+
+    Shapes: ``(K, *batch), (components, K, *batch), (K, *batch), (components,) -> (components,)``.
+    """
+    n = component_log_q.shape[0]
+    lowest = _checked_floor(torch.zeros(n) if floor is None else torch.as_tensor(floor), n).to(log_q.device)
+    if log_p.shape != log_q.shape or component_log_q.shape[1:] != log_q.shape:
+        raise ShapeError(
+            "log_p, component_log_q and log_q must be (K, *batch), (components, K, *batch) and (K, *batch); "
+            f"got {tuple(log_p.shape)}, {tuple(component_log_q.shape)} and {tuple(log_q.shape)}."
+        )
+    weight = core.log_normalise(core.check_log_weights((log_p - log_q).detach().double())).exp().square().flatten()
+    ratio = (component_log_q - log_q).detach().double().exp().flatten(1)
+    shares = _fill(torch.ones_like(lowest), lowest)
+    for _ in range(1000):
+        gradient = ratio @ (weight / (shares @ ratio).square())
+        last, shares = shares, _fill(shares * gradient.sqrt(), lowest)
+        if (shares - last).abs().max() < 1e-6:
+            break
+    return _fill(torch.where(shares < min(least, shares.max().item()), 0, shares), lowest)
+
+
+def _checked_floor(floor: Tensor, n: int) -> Tensor:
+    if floor.shape != (n,) or not (floor >= 0).all() or not floor.sum() < 1:
+        raise SettingError(
+            f"floor={floor.tolist()} must hold {n} non-negative shares, one a component, of sum below 1."
+        )
+    return floor.double()
+
+
+def _fill(size: Tensor, floor: Tensor) -> Tensor:
+    """Shares proportional to `size` that sum to one, none under its floor."""
+    held = torch.zeros_like(size, dtype=torch.bool)
+    while True:
+        free = size * (1 - floor[held].sum()) / size[~held].sum()
+        below = held | (free < floor)
+        if torch.equal(below, held):
+            return torch.where(held, floor, free)
+        held = below
+
+
 def check_latent(draws: Draws, prior: core.Prior) -> Draws:
     """Return `draws` if they live in the space of `prior`, else raise naming both sizes."""
     event = tuple(prior.event_shape)

@@ -1,13 +1,13 @@
 """Samplers for the latents of given observations: HMC moves, AIS, adaptive SMC and the BDMC sandwich."""
 
-from vaerdict.samplers.ais import AISResult, ais
-from vaerdict.samplers.bdmc import Sandwich, bdmc
+from vaerdict.samplers.annealed import AISResult, ais
 from vaerdict.samplers.hmc import Move, transition
 from vaerdict.samplers.memory import free_bytes
 from vaerdict.samplers.path import Path, State
 from vaerdict.samplers.results import log_standard_error
+from vaerdict.samplers.sandwich import Sandwich, bdmc
 from vaerdict.samplers.schedules import geometric, linear, sigmoid
-from vaerdict.samplers.smc import SMCResult, smc
+from vaerdict.samplers.sequential import SMCResult, smc
 
 __all__ = [
     "AISResult",

@@ -81,11 +81,13 @@ def leapfrog(
 
 
 def _apply(root: Tensor | None, v: Tensor) -> Tensor:
-    return v if root is None else torch.einsum("...ij,k...j->k...i", root, v).contiguous()
+    if root is None:
+        return v
+    return torch.einsum("...ij,k...j->k...i", root, v.reshape(-1, *root.shape[:-1])).reshape(v.shape)
 
 
 def _transpose_apply(root: Tensor | None, v: Tensor) -> Tensor:
-    return v if root is None else torch.einsum("...ji,k...j->k...i", root, v).contiguous()
+    return _apply(None if root is None else root.mT, v)
 
 
 def _choose(accept: Tensor, new: State, old: State) -> State:

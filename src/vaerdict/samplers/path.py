@@ -91,8 +91,8 @@ class Path:
             return
         raise ShapeError(
             f"latents of shape {tuple(z.shape)} should get log-densities of shape {tuple(z.shape[:-1])}; "
-            f"the start gives {tuple(log_q.shape)}, the model {tuple(log_p.shape)}. A start made for fixed observations "
-            "must offer select(index), which keeps the observations at those places of the last batch axis."
+            f"the start gives {tuple(log_q.shape)}, the model {tuple(log_p.shape)}. A start made for fixed "
+            "observations must offer select(index), which keeps those at the given places of the last batch axis."
         )
 
 

@@ -38,9 +38,22 @@ def signature(member: Member) -> tuple[Any, ...] | None:
     modules = (member.model, member.proposal)
     if not all(stackable(m) for m in modules):
         return None
-    shapes = tuple((name, tuple(p.shape)) for m in modules for name, p in m.named_parameters())
-    lagging = member.recipe.lagging
-    return (*(type(m) for m in modules), shapes, member.recipe.phi.z_grad, member.recipe.phi.q_grad, lagging)
+    phi = member.recipe.phi
+    return (*(_kind(m) for m in modules), phi.z_grad, phi.q_grad, member.recipe.lagging)
+
+
+def _kind(module: nn.Module) -> tuple[Any, ...]:
+    """Everything about a module but the values of its tensors: parts, shapes, and plain attributes such as sizes."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    plain = [
+        (name, type(part), tuple((k, v) for k, v in vars(part).items() if k[0] != "_" and k != "training" and _hashable(v)))
+        for name, part in module.named_modules()
+    ]
+    return tuple(plain), tuple((name, tuple(t.shape), t.requires_grad) for name, t in tensors)
+
+
+def _hashable(value: Any) -> bool:
+    return value is None or callable(value) or isinstance(value, (bool, int, float, str, tuple))
 
 
 class Stack:

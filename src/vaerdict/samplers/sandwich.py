@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vaerdict.core import Model, Progress, Proposal, ShapeError, silent
 from vaerdict.noise import Randomness
-from vaerdict.samplers.ais import AISResult, ais, anneal
+from vaerdict.samplers.annealed import AISResult, ais, anneal
 from vaerdict.samplers.path import Path, State
 from vaerdict.samplers.schedules import as_schedule
 

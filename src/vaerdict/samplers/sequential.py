@@ -126,6 +126,8 @@ def _checked(settings: Settings, n_particles: int) -> Settings:
         share = getattr(settings, name)
         if not 0 < share < 1:
             raise SettingError(f"{name}={share} is a share of the particles; it must lie strictly between 0 and 1.")
+    if settings.n_islands % 2:
+        raise SettingError(f"n_islands={settings.n_islands} must be even: the two halves set each other's metric.")
     size, rest = divmod(check_count(n_particles, name="n_particles"), settings.n_islands)
     if rest or size < 2:
         fitting = max(2, size) * settings.n_islands
@@ -183,7 +185,7 @@ def _advance(population: _Population, settings: Settings, source: Source) -> Non
     t = next_temperature(p.state, p.log_w, p.t, settings.ess_target)
     p.log_w = check_log_weights(p.log_w + p.state.log_increment(p.t, t))
     p.t = t
-    root = covariance_root(p.state.z, p.log_w)
+    root = _crossed_roots(p.state.z, p.log_w)
     _resample(p, settings, source)
     for _ in range(settings.n_moves):
         move = transition(p.path, p.state, t, p.step, n_leapfrog=settings.n_leapfrog, source=source, root=root)
@@ -196,6 +198,17 @@ def _advance(population: _Population, settings: Settings, source: Source) -> Non
             f"{int((t < 1).sum())} observations did not reach the posterior within {_MOST_TEMPERATURES} temperatures; "
             f"the smallest stands at {t.min().item():.3g}. Start nearer to the posterior, or lower ess_target."
         )
+
+
+def _crossed_roots(z: Tensor, log_w: Tensor) -> Tensor:
+    """Covariance roots for even and odd particles, each taken from the others.
+
+    A particle that shaped its own metric would be moved by a kernel that depends on it: at N = 512 and d = 6 that alone
+    biased the log-evidence by a quarter of its standard error. Islands are all even or all odd.
+
+    Shapes: ``-> (2, *batch, d, d)``.
+    """
+    return covariance_root(z.unflatten(0, (-1, 2)), log_w.unflatten(0, (-1, 2))).flip(0)
 
 
 def _resample(population: _Population, settings: Settings, source: Source) -> None:

@@ -1,0 +1,1 @@
+"""Speed and accuracy beside the peers, measured in the same run."""

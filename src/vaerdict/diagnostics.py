@@ -1,0 +1,338 @@
+r"""How far importance weights can be trusted: PSIS and its k-hat, effective sample size, standard errors, a verdict.
+
+Pareto-smoothed importance sampling replaces the largest weights of each observation by the quantiles of a generalised
+Pareto distribution fitted to them. The shape of that fit, :math:`\hat k`, says how many moments the weights have:
+fewer than :math:`1/\hat k`. Everything is batched over observations, and worked through in chunks of them.
+
+Reference: Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vaerdict.core import (
+    DivergenceError,
+    SettingError,
+    ShapeError,
+    check_count,
+    check_log_weights,
+    expand_trailing,
+    log_normalise,
+)
+
+MAX_KHAT = 0.7
+"""Above this shape no practical number of draws makes the estimate reliable."""
+
+_SHORTEST_TAIL = 5
+_LOG_TINY = math.log(torch.finfo(torch.float64).tiny)
+_EPS = torch.finfo(torch.float64).eps
+_CHUNK = {"cpu": 2**20, "cuda": 2**25}
+
+
+def psis(log_w: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Pareto-smoothed log-weights and their shape :math:`\hat k`.
+
+    The smoothed weights are on the scale of the raw ones: the tail's are replaced by
+
+    .. math:: w_{(i)} = \min\Bigl(w_{\max},\; u + \sigma\,\frac{(1 - p_i)^{-\hat k} - 1}{\hat k}\Bigr),
+              \quad p_i = \frac{i - 1/2}{n},
+
+    with u the cutoff, and the others left alone. Self-normalising them gives PSIS, and their mean still estimates
+    the evidence. Where :math:`\hat k` is not finite (see `khat`) the weights come back as they were. Both are detached;
+    :math:`\hat k` is float64.
+
+    Shapes: ``(K, *batch) -> (K, *batch), (*batch)``.
+    """
+    _check(log_w)
+    columns = _columns(log_w)
+    smoothed = columns.clone(memory_format=torch.contiguous_format)
+    shape = torch.full_like(columns[0], math.nan, dtype=torch.float64)
+    for part in _assessable_parts(columns):
+        tail = _tail(columns[:, part])
+        k, scale = _fit(columns[:, part], tail)
+        values = _smooth(tail, k, scale).to(log_w.dtype)
+        smoothed[:, part].scatter_(0, tail.position, values)
+        shape[part] = k
+    return smoothed.reshape(log_w.shape), shape.reshape(log_w.shape[1:])
+
+
+def khat(log_w: Tensor) -> Tensor:
+    r"""Pareto shape :math:`\hat k` of the largest weights, in float64.
+
+    The tail is the :math:`\lceil\min(K/5, 3\sqrt K)\rceil` largest weights, those tied with the cutoff left out.
+
+    - NaN: not assessed. The tail holds four weights or fewer, because K is at most 20, weights are tied, or too many
+      are zero.
+    - ``+inf``: one weight outweighs all the others together while the fit looks good (at most 0.7). The one point
+      that decides the answer is then the one that the fit explains least.
+
+    Shapes: ``(K, *batch) -> (*batch)``.
+    """
+    _check(log_w)
+    return _khat_of_columns(_columns(log_w)).reshape(log_w.shape[1:])
+
+
+def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
+    r"""Shape :math:`\hat k` that matters for estimating the mean of f: the largest of those of w, f₊w and f₋w.
+
+    A function with at most two values (an indicator) cannot make the tail heavier, and its :math:`\hat k` is that of
+    the weights. A part that cannot be assessed does not count, so that NaN means that none could be.
+
+    Shapes: ``f (K, *batch, *out), log_w (K, *batch) -> (*batch, *out)``.
+    """
+    _check(log_w)
+    _check_fits(f, log_w)
+    n_out = math.prod(f.shape[log_w.dim() :])
+    weights, values = _columns(log_w), _columns(f)
+    shape = _khat_of_columns(weights).repeat_interleave(n_out)
+    for part in _parts(values):
+        varied = part.start + _varied(values[:, part]).nonzero().squeeze(1)
+        g, log_g = values[:, varied].double(), weights[:, varied // n_out].double()
+        for side in (g, -g):
+            beyond = _khat_of_columns(side.clamp(min=0).log() + log_g)
+            shape[varied] = torch.fmax(shape[varied], beyond)
+    return shape.reshape(f.shape[1:])
+
+
+def khat_threshold(k: int) -> float:
+    r"""Largest :math:`\hat k` at which k draws suffice, :math:`\min(1 - 1/\log_{10} k,\ 0.7)`."""
+    return min(1 - 1 / math.log10(k), MAX_KHAT) if check_count(k) > 1 else -math.inf
+
+
+def ess(log_w: Tensor) -> Tensor:
+    r"""Effective sample size :math:`1/\sum_k \tilde w_k^2`, between 1 and K, in float64.
+
+    Shapes: ``(K, *batch) -> (*batch)``.
+    """
+    _check(log_w)
+    relative = (log_w - log_w.amax(0)).exp()
+    return relative.sum(0).double().square() / relative.square().sum(0).double()
+
+
+def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tensor:
+    r"""Standard error of the self-normalised estimate :math:`\bar f = \sum_k \tilde w_k f_k`, by the delta method.
+
+    With :math:`e_k = \tilde w_k (f_k - \bar f)` it is :math:`(\sum_k e_k^2)^{1/2}` for independent draws. Where a fixed
+    number :math:`n_j` of draws came from each component j of a mixture, `strata` names the component of each draw, and
+
+    .. math:: \Bigl(\sum_j \frac{n_j}{n_j - 1} \sum_{k \in j} (e_k - \bar e_j)^2\Bigr)^{1/2}.
+
+    Shapes: ``f (K, *batch, *out), log_w (K, *batch), strata (K) -> (*batch, *out)``.
+    """
+    _check(log_w)
+    _check_fits(f, log_w)
+    f = f.to(torch.promote_types(f.dtype, log_w.dtype))
+    weight = expand_trailing(log_normalise(log_w.double()).exp().to(f.dtype), f)
+    error = (f - (weight * f).sum(0)) * weight
+    if strata is not None:
+        error = _within(error, strata)
+    return torch.linalg.vector_norm(error, dim=0)
+
+
+class Verdict(IntEnum):
+    """What may be done with an answer: use it, look closer, or not use it."""
+
+    OK = 0
+    CAUTION = 1
+    REFUSE = 2
+
+
+def verdict(khat: Tensor, ess: Tensor, k: int) -> Tensor:
+    r"""`Verdict` on each observation from k draws, as whole numbers; the first row that fits decides.
+
+    ================================  ===================  =======  =================================================
+    k-hat                             ESS                  verdict  because
+    ================================  ===================  =======  =================================================
+    any                               below 2              REFUSE   one draw decides; its error cannot be seen
+    at most ``khat_threshold(k)``     10 or more           OK       the error is finite and its estimate reliable
+    at most 0.7                       2 or more            CAUTION  more draws settle it
+    above 0.7                         any                  REFUSE   no practical number of draws would
+    not assessed, k above 20          k (to 1e-6)          OK       equal weights: q is proportional to p at each draw
+    not assessed                      k/2 or more          CAUTION  even weights, but nothing is known of their tail
+    not assessed                      below k/2            REFUSE   uneven weights of unknown tail
+    ================================  ===================  =======  =================================================
+
+    Below an ESS of 10 the standard error is itself uncertain by more than a fifth, and that of a probability near one
+    half is above 0.15.
+
+    Shapes: ``khat (*batch, *out), ess (*batch) -> (*batch, *out)``.
+    """
+    ess = expand_trailing(ess, khat)
+    missing = khat.isnan()
+    equal = (ess >= (1 - 1e-6) * k) & (_tail_length(k) >= _SHORTEST_TAIL)
+    good = torch.where(missing, equal, (khat <= khat_threshold(k)) & (ess >= 10))
+    usable = torch.where(missing, ess >= k / 2, khat <= MAX_KHAT) & (ess >= 2)
+    return torch.where(good, Verdict.OK, torch.where(usable, Verdict.CAUTION, Verdict.REFUSE))
+
+
+class _Tail(NamedTuple):
+    """The largest weights in descending order: ``log_w``, ``excess``, ``position (n, batch)``; the rest ``(batch)``.
+
+    ``excess`` is w/u - 1 over the cutoff u, and zero for a weight that does not exceed it. Unlike w - u it keeps its
+    digits when the weights are nearly equal.
+    """
+
+    log_w: Tensor
+    excess: Tensor
+    position: Tensor
+    cutoff: Tensor
+    length: Tensor
+
+
+def _columns(t: Tensor) -> Tensor:
+    """Everything but the particles in one axis. Shapes: ``(K, *batch) -> (K, n)``."""
+    return t.detach().reshape(len(t), math.prod(t.shape[1:]))
+
+
+def _khat_of_columns(columns: Tensor) -> Tensor:
+    """K-hat of each column. Shapes: ``(K, n) -> (n)``."""
+    shape = torch.full_like(columns[0], math.nan, dtype=torch.float64)
+    for part in _assessable_parts(columns):
+        shape[part], _ = _fit(columns[:, part], _tail(columns[:, part]))
+    return shape
+
+
+def _parts(columns: Tensor) -> Iterator[slice]:
+    """Slices of columns small enough to stay in a processor's cache, or to fill a GPU without exhausting it."""
+    k, n = columns.shape
+    width = max(1, _CHUNK.get(columns.device.type, _CHUNK["cpu"]) // k)
+    return (slice(start, min(start + width, n)) for start in range(0, n, width))
+
+
+def _assessable_parts(columns: Tensor) -> Iterator[slice]:
+    """The parts, or none where the draws are too few for any column's tail."""
+    return _parts(columns) if _tail_length(len(columns)) >= _SHORTEST_TAIL else iter(())
+
+
+def _tail_length(k: int) -> int:
+    return math.ceil(min(k / 5, 3 * math.sqrt(k)))
+
+
+def _largest(log_w: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The n largest of each column in descending order, and their positions. Shapes: ``(K, b) -> (n, b), (n, b)``.
+
+    They lie in the n groups of four with the largest maxima, so two short selections do the work of a long one.
+    """
+    k = len(log_w)
+    if k % 4 or k < 8 * n:
+        return log_w.topk(n, dim=0)
+    stride = k // 4
+    group = log_w.unflatten(0, (4, stride)).amax(0).topk(n, dim=0, sorted=False).indices
+    position = torch.cat([group + stride * i for i in range(4)])
+    value, order = log_w.gather(0, position).topk(n, dim=0)
+    return value, position.gather(0, order)
+
+
+def _tail(log_w: Tensor) -> _Tail:
+    """Weights above the cutoff, which is the largest weight left out (or, if zero, the smallest normal number)."""
+    value, position = _largest(log_w, _tail_length(len(log_w)) + 1)
+    value = value.double()
+    cutoff = torch.maximum(value[-1], value[0] + _LOG_TINY)
+    excess = torch.expm1(value[:-1] - cutoff).clamp_(min=0)
+    return _Tail(value[:-1], excess, position[:-1], cutoff, (excess > 0).sum(0))
+
+
+def _fit(log_w: Tensor, tail: _Tail) -> tuple[Tensor, Tensor]:
+    """Shape and scale of each tail, the shape as `khat` promises it. Shapes: ``(K, b) -> (b), (b)``."""
+    k, scale = _fit_pareto(tail.excess, tail.length)
+    alone = _outweighing(log_w, tail.excess)
+    k[alone] = torch.where(k[alone] > MAX_KHAT, k[alone], math.inf)
+    return torch.where(tail.length >= _SHORTEST_TAIL, k, math.nan), scale
+
+
+def _outweighing(log_w: Tensor, excess: Tensor) -> Tensor:
+    """Columns in which one weight exceeds the sum of the others."""
+    suspect = (excess[0] > excess[1:].sum(0)).nonzero().squeeze(1)  # necessary, and cheap: few need the full sum
+    share = log_normalise(log_w[:, suspect].double()).amax(0)
+    return suspect[share > -math.log(2)]
+
+
+def _fit_pareto(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Shape and scale of the generalised Pareto distribution of the n positive numbers in each column.
+
+    The profile likelihood of :math:`b = -k/\sigma`, with :math:`k(b) = \frac1n \sum_i \log(1 - b x_i)`, is averaged
+    over a grid of b. The shape is then shrunk towards 1/2 with the weight of ten observations.
+
+    Shapes: ``x (T, b)`` in descending order and padded with zeros, ``n (b) -> (b), (b)``.
+
+    Reference: Zhang and Stephens (2009), A new and efficient estimation method for the generalized Pareto
+    distribution, Technometrics 51(3); the shrinkage is that of Vehtari et al. (2024), appendix C.
+    """
+    quartile = x.gather(0, (n - (n + 2) // 4).clamp(0, len(x) - 1).unsqueeze(0)).squeeze(0)
+    spread = x[0] / quartile
+    size = 30 + n.double().sqrt().floor()
+    j = torch.arange(1, 31 + math.isqrt(len(x)), dtype=x.dtype, device=x.device).unsqueeze(1)
+    b = (1 + spread / 3 * (1 - (size / (j - 0.5)).sqrt())) / x[0]
+    k = _sum_log_factors(b, x, spread) / n
+    log_likelihood = torch.where(j <= size, n * ((-b / k).log() - k - 1), -math.inf)
+    weight = log_likelihood.softmax(0)
+    weight = torch.where(weight >= 10 * _EPS, weight, 0)
+    b = (weight * b).sum(0) / weight.sum(0)
+    k = torch.log1p(-b * x).sum(0) / n
+    return (n * k + 5) / (n + 10), -k / b
+
+
+def _sum_log_factors(b: Tensor, x: Tensor, spread: Tensor) -> Tensor:
+    r"""Sum over i of :math:`\log(1 - b x_i)`. Shapes: ``b (m, n), x (T, n) -> (m, n)``.
+
+    Eight factors are multiplied before each logarithm, the costly step, unless so wide a spread could overflow.
+    """
+    n_factors = 1 if (spread > 1e30).any() else 8
+    factors = functional.pad(x, (0, 0, 0, -len(x) % n_factors)).unflatten(0, (n_factors, -1)).unsqueeze(2)
+    product = 1 - factors[0] * b
+    for factor in factors[1:]:
+        product.mul_(1 - factor * b)
+    return product.log_().sum(0)
+
+
+def _smooth(tail: _Tail, k: Tensor, scale: Tensor) -> Tensor:
+    """Log of the fitted quantiles in place of the tail, the raw values where there is no fit or no tail."""
+    rank = torch.arange(len(tail.log_w), dtype=torch.float64, device=k.device).unsqueeze(1)
+    shape = torch.where(k.abs() < _EPS, _EPS, k)  # the exponential limit
+    quantile = scale * torch.expm1(-shape * ((rank + 0.5) / tail.length).log()) / shape
+    fitted = torch.minimum(tail.cutoff + quantile.log1p(), tail.log_w[0])
+    return torch.where((rank < tail.length) & k.isfinite(), fitted, tail.log_w)
+
+
+def _varied(f: Tensor) -> Tensor:
+    """Columns with more than two distinct values; raises where some are not finite."""
+    if f.is_floating_point() and not f.isfinite().all():
+        bad = int((~f.isfinite()).sum())
+        raise DivergenceError(f"{bad} of {f.numel()} values of f are not finite; their mean has no tail to assess.")
+    low, high = f.amin(0), f.amax(0)
+    return ~((f == low) | (f == high)).all(0)
+
+
+def _within(error: Tensor, strata: Tensor) -> Tensor:
+    """Errors about the mean of their stratum, scaled so that their sum of squares is the stratified variance."""
+    if strata.shape != error.shape[:1]:
+        raise ShapeError(f"strata of shape {tuple(strata.shape)} must name one component a draw: ({len(error)},).")
+    labels, member, counts = strata.unique(return_inverse=True, return_counts=True)
+    if (counts < 2).any():
+        lonely = labels[counts < 2].tolist()
+        raise SettingError(f"strata {lonely} hold one draw each, which shows no variance; draw at least two from each.")
+    n = expand_trailing(counts.to(error.dtype), error)
+    mean = torch.zeros_like(error[: len(labels)]).index_add_(0, member, error) / n
+    return (error - mean[member]) * (n / (n - 1)).sqrt()[member]
+
+
+def _check(log_w: Tensor) -> None:
+    """Raise as `check_log_weights` does, after one pass where nothing is wrong: a maximum keeps NaN and +inf."""
+    if log_w.dim() and log_w.numel() and log_w.is_floating_point() and log_w.amax(0).isfinite().all():
+        return
+    check_log_weights(log_w)
+
+
+def _check_fits(f: Tensor, log_w: Tensor) -> None:
+    if f.shape[: log_w.dim()] != log_w.shape:
+        raise ShapeError(
+            f"f of shape {tuple(f.shape)} must begin with the shape of log_w, {tuple(log_w.shape)}: (K, *batch, *out)."
+        )

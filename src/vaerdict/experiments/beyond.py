@@ -1,0 +1,175 @@
+"""What the paper does not have, in the same table: converged models, full-rank families, flows, refinement, aligned
+quasi-Monte-Carlo, optimised shares; and the floors no method can pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vaerdict.core import Draws, Proposal
+from vaerdict.distributions import Elliptical
+from vaerdict.experiments.ppca import Preset, Problem, measure, model_row
+from vaerdict.experiments.runner import Unit
+from vaerdict.models import PPCA
+from vaerdict.noise import Randomness, Sobol, seeded
+from vaerdict.procedure import ThreeStep
+from vaerdict.procedure.threestep import held_out
+from vaerdict.proposals import Mixture, Normal, SplineFlow, Student, defensive, optimal_shares
+from vaerdict.refinement import refine
+from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
+
+CONVERGED = Settings(n_particles=30, epochs=600, lr_theta=1e-2, lr_phi=3e-3)
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """A proposal whose first noise coordinate follows the query: here z_1."""
+
+    proposal: Callable[[Tensor], Elliptical]
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw with the noise turned."""
+        q = self.proposal(x)
+        query = torch.zeros(q.loc.shape[-1])
+        query[0] = 1
+        return q.towards(query).draw(x, k, generator=generator)
+
+    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
+        """The law is the same."""
+        return self.proposal(x).log_prob(z)
+
+
+def sobol(seed: int) -> Sobol:
+    """A Sobol source from a seed."""
+    return Sobol(seeded(seed))
+
+
+def beyond(preset: Preset, unit: Unit) -> dict[str, Any]:
+    """Step one to convergence, then every proposal of ours for the model it keeps."""
+    problem, seed = Problem.of(preset), unit["seed"]
+    x = problem.data.x_train
+    x_train, x_valid = x[:720], x[720:]
+    steps = ThreeStep(
+        PPCA(problem.data.weight, 1.0),
+        objectives=(VAE, IWAE, WW, CHI),
+        families=(Normal(), Normal(full=True), Student(full=True)),
+        seeds=[seed],
+        settings=CONVERGED,
+    ).fit(x_train, x_valid)
+    models = [model_row(problem, preset, fit.name, fit, CONVERGED.n_particles, "converged") for fit in steps.fits]
+    winner: PPCA = steps.model  # type: ignore[assignment]
+    named: dict[str, Proposal] = dict(steps.proposals)
+    if preset.flow:
+        named["IWAE-flow"] = _flow(problem, winner, x_train, x_valid, seed)
+    named |= _mixtures(winner, named, x_valid, seed)
+    base = {"model": steps.winner.name, "seed": seed, "k_train": CONVERGED.n_particles, "training": "converged"}
+    rows = [{**base, "proposal": name, **row} for name, q in named.items() for row in _variants(problem, preset, winner, q, seed)]
+    rows += [{**base, "proposal": "REFINED", **row} for row in _refined(problem, preset, winner, named["IWAE"], seed)]
+    curve = _curve(problem, preset, winner, named, seed)
+    selection = [score._asdict() for score in steps.selection]
+    return {"models": models, "cross": rows, "curve": [{**base, **row} for row in curve], "selection": selection}
+
+
+def floors(preset: Preset, unit: Unit) -> dict[str, Any]:
+    """What the data allow: exact sampling of the true posterior, and the maximum-likelihood model's own error."""
+    problem = Problem.of(preset)
+    true = PPCA(problem.data.weight, problem.data.noise_sd)
+    exact = true.posterior(problem.data.x_test)
+    direct = Aligned(true.posterior)
+    rows = [
+        {"floor": f"exact posterior, {kind}", "n_draws": n, **_errors(problem, preset, true, q, n, source)}
+        for n in (preset.n_draws, *preset.curve)
+        for kind, q, source in (("i.i.d.", exact, seeded), ("Sobol", exact, sobol), ("aligned Sobol", direct, sobol))
+    ]
+    likelihood = _maximum_likelihood(problem)
+    model = measure(problem, preset, likelihood, likelihood.posterior(problem.data.x_test), seed=0)
+    gap = likelihood.log_evidence(problem.data.x_test).mean().item() - problem.true_log_evidence
+    best = {"floor": "maximum likelihood", "mae_model": model["mae_model"], "log_evidence_gap": gap}
+    return {"floors": [*rows, best], "true_log_evidence": problem.true_log_evidence}
+
+
+def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: int) -> list[dict[str, Any]]:
+    """One proposal by plain and smoothed weights, and by i.i.d., Sobol and, where it can be turned, aligned Sobol draws."""
+    kinds: list[tuple[str, Proposal, Any]] = [("iid", q, seeded), ("sobol", q, sobol)]
+    if isinstance(q, nn.Module) and hasattr(q, "full"):
+        kinds.append(("aligned", Aligned(q), sobol))
+    return [
+        {"noise": noise, "estimator": estimator, **measure(problem, preset, model, p, seed=seed, smooth=smooth, source=source)}
+        for noise, p, source in kinds
+        for estimator, smooth in (("snis", False), ("psis", True))
+    ]
+
+
+def _refined(problem: Problem, preset: Preset, model: PPCA, start: Proposal, seed: int) -> list[dict[str, Any]]:
+    local = refine(model, problem.data.x_test, start).distribution
+    kinds = [("iid", local, seeded), ("sobol", local, sobol), ("aligned", Aligned(lambda x: _cut(local, x)), sobol)]
+    return [
+        {"noise": noise, "estimator": "snis", **measure(problem, preset, model, q, seed=seed, source=source)}
+        for noise, q, source in kinds
+    ]
+
+
+def _cut(local: Elliptical, x: Tensor) -> Elliptical:
+    """A distribution made for all test points, for the first of them."""
+    root = type(local.root)(*(part[: len(x)] for part in local.root))
+    return Elliptical(local.loc[: len(x)], root, local.df)
+
+
+def _mixtures(model: PPCA, named: Mapping[str, Proposal], x: Tensor, seed: int) -> dict[str, Proposal]:
+    """The paper's equal mixture of diagonal proposals, ours of full-rank ones, and ours with optimised shares."""
+    equal = {name: named[name] for name in ("IWAE", "WW", "CHI")}
+    full = {name: named[f"{name}-full"] for name in ("IWAE", "WW", "CHI")}
+    mixture = defensive(full, model.prior)
+    z, log_q = mixture.draw(x, 400, generator=seeded(40_000 + seed))
+    with torch.no_grad():
+        shares = optimal_shares(
+            model.log_joint(x, z), mixture.component_log_prob(z, x), log_q, floor={"PRIOR": 0.05}, names=list(mixture.components)
+        )
+    return {
+        "MIS": Mixture({**equal, "PRIOR": mixture.components["PRIOR"]}),
+        "MIS-full": mixture,
+        "MIS-full-optimal": Mixture(mixture.components, shares),
+    }
+
+
+def _flow(problem: Problem, model: PPCA, x_train: Tensor, x_valid: Tensor, seed: int) -> Proposal:
+    flow = SplineFlow().make(x_train, model.d, hidden=(64, 64), generator=seeded(seed))
+    settings = Settings(n_particles=10, epochs=60, lr_phi=2e-3, patience=4)
+    (fit,) = train([Member(model, flow, IWAE, seed)], x_train, x_valid, settings, learn_model=False)
+    return fit.proposal  # type: ignore[return-value]
+
+
+def _curve(problem: Problem, preset: Preset, model: PPCA, named: Mapping[str, Proposal], seed: int) -> list[dict[str, Any]]:
+    """Inference error against number of draws, for the proposals worth a line in the figure."""
+    lines: list[tuple[str, str, Proposal, Any]] = [(name, "iid", named[name], seeded) for name in ("IWAE", "WW", "CHI", "MIS", "IWAE-full")]
+    lines.append(("IWAE-full", "aligned", Aligned(named["IWAE-full"]), sobol))  # type: ignore[arg-type]
+    return [
+        {"proposal": name, "noise": noise, "n_draws": n, **_errors(problem, preset, model, q, n, source, seed)}
+        for name, noise, q, source in lines
+        for n in preset.curve
+    ]
+
+
+def _errors(problem: Problem, preset: Preset, model: PPCA, q: Proposal, n: int, source: Any, seed: int = 0) -> dict[str, Any]:
+    row = measure(problem, preset, model, q, seed=seed, n_draws=n, source=source, with_khat=False)
+    return {key: row[key] for key in ("mae", "mae_inference", "ess")}
+
+
+def _maximum_likelihood(problem: Problem) -> PPCA:
+    """The model fitted by its exact evidence: what the best objective could reach on these data."""
+    model = PPCA(problem.data.weight.double(), 1.0)
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=300, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = -model.log_evidence(problem.data.x_train.double()).mean()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)  # type: ignore[arg-type]
+    return PPCA(problem.data.weight, model.noise_sd.detach().float())

@@ -1,0 +1,119 @@
+"""Run an experiment's units, some at a time, each result written whole, so that a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vaerdict.core import Progress, SettingError, silent
+
+Unit = dict[str, Any]
+"""What one piece of work needs to know: JSON values only, so that it can be named, stored and sent."""
+
+Work = Callable[[Unit], dict[str, Any]]
+"""A module-level function that does one unit and returns JSON values."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of the units: their results in the order given, and the seconds each took."""
+
+    results: list[dict[str, Any]]
+    seconds: dict[str, float]
+
+
+def run_units(
+    work: Work, units: Sequence[Unit], out: Path, *, resume: bool, workers: int | None = None, progress: Progress = silent
+) -> Run:
+    """Do every unit, in `workers` processes (one a core by default), and return the results in the order given.
+
+    Finished units lie in ``out/parts``. With `resume` they are kept; without, a folder that holds any is refused, so that
+    no run silently mixes with another.
+    """
+    parts = out / "parts"
+    parts.mkdir(parents=True, exist_ok=True)
+    paths = [parts / f"{unit_name(unit)}.json" for unit in units]
+    if not resume and any(parts.glob("*.json")):
+        raise SettingError(f"{out} already holds parts of a run; continue it with --resume, or choose another --out.")
+    todo = [(unit, path) for unit, path in zip(units, paths, strict=True) if not path.exists()]
+    progress(len(units) - len(todo), len(units), "units")
+    workers = min(workers or os.cpu_count() or 1, len(todo))
+    if workers <= 1:
+        for done, (unit, path) in enumerate(todo, len(units) - len(todo) + 1):
+            _do(work, unit, path)
+            progress(done, len(units), "units")
+    else:
+        _in_processes(work, todo, workers, len(units), progress)
+    stored = [json.loads(path.read_text()) for path in paths]
+    return Run([s["result"] for s in stored], {unit_name(s["unit"]): s["seconds"] for s in stored})
+
+
+def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total: int, progress: Progress) -> None:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        pending = {pool.submit(_do, work, unit, path) for unit, path in todo}
+        while pending:
+            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                future.result()
+            progress(total - len(pending), total, "units")
+
+
+def _do(work: Work, unit: Unit, path: Path) -> None:
+    started = time.perf_counter()
+    result = work(unit)
+    write_json(path, {"unit": unit, "result": result, "seconds": time.perf_counter() - started})
+
+
+def unit_name(unit: Unit) -> str:
+    """A readable file name for a unit, with a hash of all of it so that other settings never collide."""
+    digest = hashlib.sha256(json.dumps(unit, sort_keys=True).encode()).hexdigest()[:8]
+    words = [str(unit[key]) for key in ("stage", "k", "seed") if key in unit]
+    return "-".join([*words, digest])
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all; numbers that are not finite become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+    os.replace(partial, path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def manifest(settings: dict[str, Any], seconds: dict[str, float], *, data: torch.Tensor | None = None) -> dict[str, Any]:
+    """What produced a result: command, settings, versions, data hash, hardware, seconds."""
+    packages = ("vaerdict", "torch", "numpy", "scipy")
+    return {
+        "command": ["vaerdict", *sys.argv[1:]],
+        "settings": settings,
+        "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in packages}},
+        "hardware": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "data_sha256": None if data is None else hashlib.sha256(data.contiguous().numpy().tobytes()).hexdigest(),
+        "seconds": seconds,
+    }

@@ -1,0 +1,194 @@
+"""Weighted particles from a model's posterior, and what can be answered with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vaerdict import diagnostics, estimators
+from vaerdict.core import (
+    Estimate,
+    Latent,
+    Model,
+    Proposal,
+    SettingError,
+    ShapeError,
+    check_count,
+    check_log_weights,
+    check_observations,
+    map_latent,
+    prepared,
+)
+from vaerdict.decisions import check_probabilities
+from vaerdict.diagnostics import Verdict
+from vaerdict.noise import Randomness, seeded
+from vaerdict.proposals import Mixture, check_latent
+
+
+class Decision(NamedTuple):
+    """An action for each observation with the evidence for it.
+
+    ``expected_loss`` covers every action; ``margin`` is how much worse the second-best action is, with its own
+    Monte-Carlo error, and ``verdict`` (see `vaerdict.diagnostics.Verdict`) counts both the weights and that margin.
+    """
+
+    action: Tensor
+    expected_loss: Estimate
+    margin: Tensor
+    margin_mcse: Tensor
+    verdict: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """Particles with log-weights: the posterior of a model at some observations, as far as it is known.
+
+    Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``, ``source (K,)`` the index in `names` of each particle's proposal.
+    """
+
+    z: Latent
+    log_w: Tensor
+    source: Tensor
+    names: tuple[str, ...] = ("q",)
+    smooth: bool = True
+    record: Any = field(default=None, repr=False)
+
+    @cached_property
+    def _psis(self) -> tuple[Tensor, Tensor]:
+        return diagnostics.psis(self.log_w)
+
+    @property
+    def khat(self) -> Tensor:
+        """Pareto shape of the weights' tail, NaN where it could not be assessed. Shapes: ``(*batch)``."""
+        return self._psis[1]
+
+    @cached_property
+    def ess(self) -> Tensor:
+        """Effective sample size of the weights. Shapes: ``(*batch)``."""
+        return diagnostics.ess(self.log_w)
+
+    @property
+    def verdict(self) -> Tensor:
+        """`Verdict` of each observation: ok (0), caution (1), refuse (2). Shapes: ``(*batch)``."""
+        return diagnostics.verdict(self.khat, self.ess, self.log_w.shape[0])
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """IWELBO with all particles: the estimate of log p(x). Shapes: ``(*batch)``."""
+        return torch.logsumexp(self.log_w.double(), 0) - torch.log(torch.tensor(self.log_w.shape[0], dtype=torch.float64))
+
+    def expect(self, f: Callable[[Latent], Tensor]) -> Estimate:
+        """Posterior expectation of f, by (multiple) importance sampling with Pareto-smoothed weights.
+
+        Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is ``(*batch, *out)``.
+        """
+        values = f(self.z)
+        if not isinstance(values, Tensor) or values.shape[: self.log_w.dim()] != self.log_w.shape:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ShapeError(f"f returned {shape}; it must return one value a particle, shape {tuple(self.log_w.shape)} first.")
+        if len(self.names) > 1:
+            return estimators.mis(values, self.log_w, self.source, smooth=self.smooth)
+        return (estimators.psis if self.smooth else estimators.snis)(values, self.log_w)
+
+    def decide(self, loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None = None) -> Decision:
+        """The action of least posterior expected loss.
+
+        `loss` is a function of the latent with one column an action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
+        matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
+        """
+        expected = self.expect(_loss_function(loss, state))
+        if expected.value.shape[-1] < 2:
+            raise SettingError("a decision needs at least two actions; the loss has one.")
+        action = expected.value.argmin(-1)
+        margin = self.expect(_regret(_loss_function(loss, state), action))
+        second = margin.value.masked_fill(_one_hot(action, margin.value), torch.inf).argmin(-1, keepdim=True)
+        gap, error = (t.gather(-1, second).squeeze(-1) for t in (margin.value, margin.mcse))
+        unsure = torch.where(gap >= 2 * error, Verdict.OK, Verdict.CAUTION)
+        return Decision(action, expected, gap, error, torch.maximum(self.verdict, unsure.to(self.verdict)))
+
+    def resample(self, n: int, *, generator: torch.Generator) -> Latent:
+        """Draw n particles for each observation in proportion to the smoothed weights (systematic resampling)."""
+        weight = torch.softmax(self._psis[0].double(), 0).cumsum(0)
+        batch = self.log_w.shape[1:]
+        start = torch.rand(1, *batch, generator=generator, dtype=torch.float64).to(weight)
+        steps = torch.arange(check_count(n, name="n"), device=weight.device).reshape(-1, *(1,) * len(batch))
+        points = ((steps + start) / n).movedim(0, -1).contiguous()
+        index = torch.searchsorted(weight.movedim(0, -1).contiguous(), points).clamp_max(self.log_w.shape[0] - 1).movedim(-1, 0)
+        return map_latent(lambda t: torch.gather(t, 0, index.reshape(*index.shape, *(1,) * (t.dim() - index.dim())).expand(n, *t.shape[1:])), self.z)
+
+    def to_arviz(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Any:
+        """An arviz ``InferenceData``: resampled latents in `posterior`, weights and diagnostics in `sample_stats`."""
+        import arviz
+
+        z = self.resample(n or self.log_w.shape[0], generator=generator or seeded(0))
+        parts = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
+        data = arviz.from_dict(
+            posterior={name: part.detach().cpu().numpy()[None] for name, part in parts.items()},
+            sample_stats={"log_weight": self.log_w.detach().cpu().numpy()[None]} if n in (None, self.log_w.shape[0]) else None,
+        )
+        data.add_groups(importance_diagnostics={"khat": self.khat.cpu().numpy(), "ess": self.ess.cpu().numpy()})
+        return data
+
+
+def posterior(
+    model: Model,
+    x: Tensor,
+    proposals: Proposal | Mapping[str, Proposal],
+    n: int,
+    *,
+    shares: Mapping[str, float] | None = None,
+    generator: Randomness | None = None,
+    smooth: bool = True,
+) -> Posterior:
+    """Weighted particles of the model's posterior at x, n for each observation, from one proposal or several.
+
+    Several proposals are combined by multiple importance sampling in the given shares, equal by default.
+
+    Shapes: ``x (n_obs, p) -> z (n, n_obs, d), log_w (n, n_obs)``.
+    """
+    check_observations(x)
+    check_count(n, name="n")
+    generator = seeded(0, x.device) if generator is None else generator
+    q = Mixture(proposals, shares) if isinstance(proposals, Mapping) else proposals
+    with torch.no_grad():
+        z, log_q = check_latent(q.draw(x, n, generator=generator), model.prior)
+        log_w = check_log_weights(model.log_joint(prepared(model, x), z) - log_q)
+    if isinstance(q, Mixture):
+        return Posterior(z, log_w, q.source(n).to(log_w.device), tuple(q.components), smooth)
+    return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth)
+
+
+def _loss_function(loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None) -> Callable[[Latent], Tensor]:
+    if not isinstance(loss, Tensor):
+        return loss
+    if state is None:
+        raise SettingError("a loss matrix (actions, states) needs `state`, the probability of each state given the latent.")
+    matrix = loss
+
+    def expected(z: Latent) -> Tensor:
+        prob = check_probabilities(state(z))
+        if matrix.shape[-1] != prob.shape[-1]:
+            raise ShapeError(f"the loss has {matrix.shape[-1]} states, `state` returned {prob.shape[-1]}.")
+        return prob.double() @ matrix.to(prob.device).double().mT
+
+    return expected
+
+
+def _regret(loss: Callable[[Latent], Tensor], action: Tensor) -> Callable[[Latent], Tensor]:
+    """How much more each action costs than the chosen one, particle by particle: differences have less noise."""
+
+    def regret(z: Latent) -> Tensor:
+        values = loss(z)
+        index = action.expand(values.shape[:-1]).unsqueeze(-1)
+        return values - values.gather(-1, index)
+
+    return regret
+
+
+def _one_hot(action: Tensor, like: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(action, like.shape[-1]).bool()

@@ -1,0 +1,193 @@
+"""The paper's procedure: (1) fit models and keep the best, (2) fit proposals for it, (3) combine them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vaerdict import diagnostics
+from vaerdict.core import Model, Progress, Proposal, SettingError, check_log_weights, log_mean_exp, prepared, silent
+from vaerdict.noise import Randomness, seeded
+from vaerdict.procedure.posterior import Posterior, posterior
+from vaerdict.proposals import Family, Mixture, Normal, check_latent, defensive
+from vaerdict.refinement import refine
+from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Recipe, Settings, train
+
+log = logging.getLogger(__name__)
+
+
+class Score(NamedTuple):
+    """A model's place in the selection: its held-out evidence by its own encoder and by the best proposal at hand.
+
+    ``iwelbo`` is by the model's own encoder, ``iwelbo_best`` by the better of that and a refined proposal; their
+    ``gap`` is what a badly generalising encoder hides of a good model. ``behind`` is the distance to the winner, with
+    the standard error of that paired difference. ``khat`` is the own encoder's median.
+    """
+
+    model: str
+    seed: int
+    iwelbo: float
+    iwelbo_se: float
+    iwelbo_best: float
+    best_by: str
+    gap: float
+    behind: float
+    behind_se: float
+    khat: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    fit: Fit
+    own: Tensor
+    best: Tensor
+    best_by: str
+    khat: float
+
+
+class ThreeStep:
+    """Fit, select, combine; then ask.
+
+    `model` is a module, each member starting from a copy of it, or a function that makes a fresh one. After `fit`:
+    `selection` is the table of step one, `model` the winner, `proposals` what step two fitted for it, `posterior(x, n)`
+    the answer of step three.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        *,
+        objectives: Sequence[Recipe] = (VAE, IWAE, WW, CHI),
+        families: Sequence[Family] = (Normal(full=True),),
+        proposals: Sequence[Recipe] = (IWAE, WW, CHI),
+        seeds: int | Sequence[int] = 1,
+        settings: Settings | None = None,
+        hidden: Sequence[int] = (128,),
+        prior_share: float = 0.05,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not objectives or not families or not proposals:
+            raise SettingError("give at least one objective, one family and one proposal recipe.")
+        self.template = model
+        self.objectives, self.families, self.recipes = tuple(objectives), tuple(families), tuple(proposals)
+        self.seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+        self.settings = settings or Settings()
+        self.hidden, self.prior_share, self.device = tuple(hidden), prior_share, device
+        self.selection: list[Score] = []
+        self.fits: list[Fit] = []
+        self.proposals: dict[str, Proposal] = {}
+        self._winner: Fit | None = None
+
+    @property
+    def model(self) -> Model:
+        """The model kept by step one."""
+        return self.winner.model  # type: ignore[return-value]
+
+    @property
+    def winner(self) -> Fit:
+        """The fit kept by step one, with the encoder it was trained with."""
+        if self._winner is None:
+            raise SettingError("nothing has been fitted yet; call fit(x_train, x_valid) first.")
+        return self._winner
+
+    def fit(self, x_train: Tensor, x_valid: Tensor, *, checkpoint: Path | None = None, progress: Progress = silent) -> ThreeStep:
+        """Steps one and two. `x_valid` decides when training ends and which model is kept: keep a test set apart."""
+        folder = None if checkpoint is None else checkpoint / "models"
+        members = [self._member(recipe, seed, x_train, Normal()) for recipe in self.objectives for seed in self.seeds]
+        self.fits = train(members, x_train, x_valid, self.settings, device=self.device, checkpoint=folder, progress=progress)
+        self._winner, self.selection = select(self.fits, x_valid.to(self.device))
+        best = self.selection[0]
+        log.info("kept %s (seed %d), held-out evidence %.3f", best.model, best.seed, best.iwelbo_best)
+        self.proposals = self._fit_proposals(x_train, x_valid, checkpoint, progress)
+        return self
+
+    def mixture(self) -> Mixture:
+        """Step three's proposal: what step two fitted, in equal shares, with a defensive share of the prior."""
+        return defensive(self.proposals, self.model.prior, self.prior_share)
+
+    def posterior(self, x: Tensor, n: int = 1000, *, generator: Randomness | None = None) -> Posterior:
+        """Weighted particles at x from the mixture of step three, n for each observation."""
+        mixture = self.mixture()
+        return posterior(self.model, x.to(self.device), mixture.components, n, shares=mixture.shares, generator=generator)
+
+    def _fit_proposals(self, x_train: Tensor, x_valid: Tensor, checkpoint: Path | None, progress: Progress) -> dict[str, Proposal]:
+        folder = None if checkpoint is None else checkpoint / "proposals"
+        named = {f"{r.name}{f.suffix}": (r, f) for f in self.families for r in self.recipes}
+        seed = self.winner.seed
+        members = [
+            replace(self._member(recipe, seed, x_train, family), model=self.winner.model) for recipe, family in named.values()
+        ]
+        fits = train(
+            members, x_train, x_valid, self.settings, learn_model=False, device=self.device, checkpoint=folder, progress=progress
+        )
+        return dict(zip(named, (fit.proposal for fit in fits), strict=True))  # type: ignore[arg-type]
+
+    def _member(self, recipe: Recipe, seed: int, x: Tensor, family: Family) -> Member:
+        generator = seeded(seed)
+        model = self._fresh_model(generator)
+        event = tuple(model.prior.event_shape)  # type: ignore[union-attr]
+        if len(event) != 1:
+            raise SettingError(f"the model's prior has event shape {event}; encoders are made for one vector of latents, (d,).")
+        return Member(model, family.make(x, event[0], hidden=self.hidden, generator=generator), recipe, seed)
+
+    def _fresh_model(self, generator: torch.Generator) -> nn.Module:
+        if isinstance(self.template, nn.Module):
+            return copy.deepcopy(self.template)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+            return self.template()
+
+
+def select(fits: Iterable[Fit], x_valid: Tensor, *, n: int = 1000) -> tuple[Fit, list[Score]]:
+    """The fit with the best held-out evidence, and the table it was chosen from, best first.
+
+    Every model is scored by its own encoder and by a proposal refined for each observation; the better counts.
+    """
+    scored = sorted((_score(fit, x_valid, n) for fit in fits), key=lambda s: -float(s.best.mean()))
+    winner = scored[0]
+    return winner.fit, [_row(s, winner) for s in scored]
+
+
+def held_out(model: Model, x: Tensor, proposal: Proposal, n: int, *, generator: Randomness) -> Tensor:
+    """Log-weights of n particles of a proposal at held-out x. Shapes: ``-> (n, n_obs)``, float64."""
+    with torch.no_grad():
+        z, log_q = check_latent(proposal.draw(x, n, generator=generator), model.prior)
+        return check_log_weights((model.log_joint(prepared(model, x), z) - log_q).double())
+
+
+def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
+    model: Model = fit.model  # type: ignore[assignment]
+    generator = seeded(fit.seed, x.device)
+    own = held_out(model, x, fit.proposal, n, generator=generator)  # type: ignore[arg-type]
+    refined = defensive({"own": fit.proposal, "refined": refine(model, x, fit.proposal).distribution}, model.prior)  # type: ignore[dict-item]
+    candidates = {"own encoder": own, "refined": held_out(model, x, refined, n, generator=generator)}
+    evidence = {name: log_mean_exp(log_w) for name, log_w in candidates.items()}
+    best_by = max(evidence, key=lambda name: float(evidence[name].mean()))
+    khat = diagnostics.khat(own)
+    return _Scored(fit, evidence["own encoder"], evidence[best_by], best_by, float(khat.nanmedian()))
+
+
+def _row(scored: _Scored, winner: _Scored) -> Score:
+    behind = winner.best - scored.best
+    n = len(behind) ** 0.5
+    return Score(
+        scored.fit.name,
+        scored.fit.seed,
+        float(scored.own.mean()),
+        float(scored.own.std()) / n,
+        float(scored.best.mean()),
+        scored.best_by,
+        float(scored.best.mean() - scored.own.mean()),
+        float(behind.mean()),
+        float(behind.std()) / n,
+        scored.khat,
+    )
+
+

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from vaerdict import core
+from vaerdict.core import DataError, SettingError, ShapeError, WeightError
+from vaerdict.distributions import StandardNormal
+from vaerdict.models.ppca import PPCA
+
+
+class Pair(NamedTuple):
+    z: Tensor
+    u: Tensor
+
+
+def test_log_mean_exp_and_log_normalise_stay_in_log_space():
+    far = torch.tensor([[-900.0, 1e4], [-900.0, 1e4]])
+    assert torch.equal(core.log_mean_exp(far), torch.tensor([-900.0, 1e4]))
+    assert torch.equal(core.log_normalise(far).exp(), torch.full((2, 2), 0.5))
+    log_w = torch.tensor([[0.0], [1.0], [-2.0]], dtype=torch.double)
+    torch.testing.assert_close(core.log_mean_exp(log_w), log_w.exp().mean(0).log())
+    torch.testing.assert_close(core.log_mean_exp(log_w.mT, dim=1), log_w.exp().mean(0).log())
+
+
+def test_good_log_weights_are_returned_untouched():
+    log_w = torch.tensor([[0.0, -torch.inf], [-torch.inf, 3.0]])
+    assert core.check_log_weights(log_w) is log_w
+
+
+@pytest.mark.parametrize(
+    ("log_w", "error", "message"),
+    [
+        (torch.tensor(0.0), ShapeError, r"shape \(\) hold no particle; draw at least one"),
+        (torch.zeros(0, 3), ShapeError, "hold no particle"),
+        (torch.zeros(2, 3, dtype=torch.long), WeightError, "must be floating point"),
+        (torch.tensor([0.0, torch.nan, torch.inf]), WeightError, "1 of 3 log-weights are NaN and 1 are .inf; look for"),
+        (torch.full((4, 2), -torch.inf), WeightError, "2 observations have no particle .* defensive share of the prior"),
+    ],
+)
+def test_bad_log_weights_are_refused_with_a_count(log_w, error, message):
+    with pytest.raises(error, match=message):
+        core.check_log_weights(log_w)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, True, "3"])
+def test_counts_must_be_positive_whole_numbers(k):
+    with pytest.raises(SettingError, match=r"n_draws=.* must be a whole number of at least 1"):
+        core.check_count(k, name="n_draws")
+    assert core.check_count(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        ([[1.0]], DataError, "x is a list; pass a tensor"),
+        (torch.zeros(3), ShapeError, r"shape \(3,\); expected \(observations, features\)"),
+        (torch.zeros(0, 3), DataError, "is empty; at least one observation"),
+        (torch.tensor([[1.0, torch.nan], [torch.inf, 0.0]]), DataError, "2 non-finite values of 4; remove or impute"),
+        (torch.tensor([[1.0, 2.0], [1.0, 3.0]]), DataError, r"1 constant columns \(0\); .* drop them"),
+        (torch.zeros(2, 9), DataError, r"9 constant columns \(0, 1, 2, 3, 4, \.\.\.\)"),
+    ],
+)
+def test_bad_observations_are_refused(x, error, message):
+    with pytest.raises(error, match=message):
+        core.check_observations(x, constant_columns=False)
+
+
+def test_good_observations_are_returned_untouched():
+    x = torch.tensor([[1.0, 2.0], [1.0, 3.0]])
+    assert core.check_observations(x) is x
+    assert core.check_observations(x[:1], constant_columns=False).shape == (1, 2)  # one row says nothing of constancy
+
+
+def test_latents_may_be_tensors_or_named_tuples():
+    pair = Pair(torch.zeros(2, 3), torch.ones(2, 1))
+    doubled = core.map_latent(lambda t: 2 * t + 1, pair)
+    assert isinstance(doubled, Pair)
+    assert doubled.u.unique().tolist() == [3.0]
+    assert core.map_latent(torch.exp, torch.zeros(1)).item() == 1
+    both = core.concat_latents([pair, pair])
+    assert isinstance(both, Pair)
+    assert both.z.shape == (4, 3)
+    assert core.concat_latents([pair.z, pair.z], dim=1).shape == (2, 6)
+
+
+def test_broadcast_helpers():
+    assert core.expand_trailing(torch.zeros(4, 3), torch.zeros(4, 3, 2, 5)).shape == (4, 3, 1, 1)
+    assert core.expand_trailing(torch.zeros(4, 3), torch.zeros(4, 3)).shape == (4, 3)
+    assert core.per_member(torch.zeros(5), 1).shape == (5,)
+    assert core.per_member(torch.zeros(7, 5), 1).shape == (7, 1, 5)
+    assert core.per_member(torch.zeros(7), 0).shape == (7, 1)
+
+
+def test_models_proposals_and_priors_are_recognised():
+    model = PPCA(torch.eye(3, 2), 1.0)
+    assert isinstance(model, core.Model)
+    assert isinstance(model.prior, core.Prior)
+    assert isinstance(torch.distributions.Normal(0.0, 1.0), core.Prior)
+    assert isinstance(StandardNormal(2), core.Proposal)
+    assert not isinstance(torch.nn.Identity(), core.Model)
+
+
+def test_prepared_calls_prepare_where_it_is_offered():
+    class Model:
+        def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x.sum(-1)
+
+    x = torch.ones(2, 3)
+    assert core.prepared(PPCA(torch.eye(3, 2), 1.0), x) is x
+    assert core.prepared(Model(), x)[1].tolist() == [3, 3]  # type: ignore[arg-type]
+
+
+def test_every_error_is_a_vaerdict_error_and_the_silent_listener_says_nothing():
+    for error in (ShapeError, WeightError, DataError, SettingError, core.DivergenceError):
+        assert issubclass(error, core.VaerdictError)
+    assert core.silent(1, 2, "steps") is None

@@ -1,0 +1,610 @@
+"""The paper's theory: corrected forms hold everywhere they are tried, printed forms fail where they are said to fail."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from checks import assert_mean
+from vaerdict.core import DivergenceError, SettingError, ShapeError
+from vaerdict.noise import seeded
+from vaerdict.theory import (
+    Gaussian,
+    a_matrix,
+    a_norm,
+    categorical_divergences,
+    concentration_bound,
+    deviation_bound,
+    divergences_under_certainty,
+    gaussian_chi_square,
+    gaussian_forward_kl,
+    gaussian_reverse_kl,
+    large_deviation_bound,
+    large_deviation_threshold,
+    log_ratio_form,
+    mean_field_chi_square,
+    mean_field_chi_square_newton,
+    mean_field_forward_kl,
+    mean_field_iwelbo,
+    mean_field_reverse_kl,
+    normal_total_variation,
+    plugin_mse_bound,
+    reverse_kl_limit,
+    snis_mse_bound,
+    sub_exponential_parameters,
+    sufficient_sample_size,
+)
+
+
+def randn(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def uniform(low: float, high: float, n: int, generator: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(n, generator=generator, dtype=torch.float64)
+
+
+def random_spd(*batch: int, d: int, generator: torch.Generator) -> Tensor:
+    factor = randn(*batch, d, 2 * d, generator=generator)
+    return factor @ factor.mT / (2 * d) + 0.1 * torch.eye(d, dtype=torch.float64)
+
+
+def random_pair(n: int, d: int, generator: torch.Generator) -> tuple[Gaussian, Gaussian]:
+    def one() -> Gaussian:
+        return Gaussian(randn(n, d, generator=generator), random_spd(n, d=d, generator=generator))
+
+    return one(), one()
+
+
+def bivariate(rho: float, a: float = 1.0, b: float = 1.0) -> Tensor:
+    off = rho * math.sqrt(a * b)
+    return torch.tensor([[a, off], [off, b]], dtype=torch.float64)
+
+
+# The Gaussian log-ratio
+
+
+def test_a_matrix_of_one_dimension():
+    sigma, d = torch.tensor([[2.0]]), torch.tensor([8.0])
+    assert a_matrix(sigma, d).item() == pytest.approx(-0.75)
+    assert a_matrix(sigma, d, half=True).item() == pytest.approx(-0.375)
+    assert a_norm(sigma, d).item() == pytest.approx(0.75)
+    assert a_norm(sigma, d).dtype == torch.float64
+
+
+def test_a_norm_is_batched_and_reads_variances_or_covariances(generator):
+    sigma, variance = (
+        random_spd(5, 4, d=3, generator=generator),
+        0.5 + torch.rand(5, 4, 3, generator=generator).double(),
+    )
+    norm = a_norm(sigma, variance)
+    assert norm.shape == (5, 4)
+    torch.testing.assert_close(norm, a_norm(sigma, torch.diag_embed(variance)))
+    eigenvalues = torch.linalg.eigvals(torch.diag_embed(1 / variance) @ sigma).real - 1
+    torch.testing.assert_close(norm, eigenvalues.abs().amax(-1))
+    torch.testing.assert_close(a_norm(sigma, sigma), torch.zeros(5, 4).double(), atol=1e-12, rtol=0)
+
+
+def test_covariances_that_cannot_be_are_refused(generator):
+    sigma = random_spd(d=3, generator=generator)
+    with pytest.raises(ShapeError, match="expand what is shared"):
+        a_norm(sigma, torch.ones(7, 3))
+    with pytest.raises(ShapeError, match="square"):
+        a_norm(torch.ones(3), torch.ones(3))
+    with pytest.raises(SettingError, match="one axis less"):
+        a_norm(sigma, torch.rand(3, 3, generator=generator))  # three observations' variances, posterior not expanded
+    with pytest.raises(SettingError, match="1 matrices that are not positive definite"):
+        a_norm(sigma, torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_quadratic_form_is_the_log_ratio_and_the_printed_one_is_not(generator):
+    p, q = random_pair(50, 3, generator)
+    eps = randn(200, 50, 3, generator=generator)
+    eigenvalues, basis = torch.linalg.eigh(p.cov)
+    z = p.mean + torch.einsum("nij,nj,nkj,snk->sni", basis, eigenvalues.sqrt(), basis, eps)
+    log_ratio = MultivariateNormal(*p).log_prob(z) - MultivariateNormal(*q).log_prob(z)
+
+    def rebuilt(printed: bool) -> Tensor:
+        matrix, vector = log_ratio_form(p, q, printed=printed)
+        v = torch.einsum("sni,nij,snj->sn", eps, matrix, eps) + torch.einsum("sni,ni->sn", eps, vector)
+        return v - torch.einsum("nii->n", matrix) + gaussian_forward_kl(p, q)
+
+    torch.testing.assert_close(rebuilt(False), log_ratio, rtol=1e-9, atol=1e-9)
+    printed_error = (rebuilt(True) - log_ratio).abs().mean(0)
+    assert (printed_error > 0.3).all()  # off by more than 0.3 nats on average in each of the 50 instances
+
+
+def test_the_form_does_not_move_with_a_shift_of_both(generator):
+    p, q = random_pair(20, 2, generator)
+    moved = Gaussian(p.mean + 10, p.cov), Gaussian(q.mean + 10, q.cov)
+    torch.testing.assert_close(log_ratio_form(*moved).vector, log_ratio_form(p, q).vector)
+    shift = log_ratio_form(*moved, printed=True).vector - log_ratio_form(p, q, printed=True).vector
+    assert (shift.norm(dim=-1) > 1).all()
+
+
+# Divergences
+
+
+def test_kl_agrees_with_torch(generator):
+    p, q = random_pair(100, 4, generator)
+    torch.testing.assert_close(gaussian_forward_kl(p, q), kl_divergence(MultivariateNormal(*p), MultivariateNormal(*q)))
+    torch.testing.assert_close(gaussian_reverse_kl(p, q), kl_divergence(MultivariateNormal(*q), MultivariateNormal(*p)))
+
+
+def test_a_shared_covariance_broadcasts(generator):
+    mean, cov = randn(3, 3, generator=generator), random_spd(d=3, generator=generator)
+    one, many = Gaussian(mean, cov), Gaussian(mean, cov.expand(3, 3, 3))
+    q = Gaussian.diagonal(torch.zeros(3, 3).double(), 2 + torch.rand(3, 3, generator=generator).double())
+    for divergence in (gaussian_forward_kl, gaussian_reverse_kl, gaussian_chi_square):
+        torch.testing.assert_close(divergence(one, q), divergence(many, q))
+        torch.testing.assert_close(divergence(q, one), divergence(q, many))
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (0.0, 0.8), (0.7, 1.5), (-2.0, 0.9), (1.0, 4.0)])
+def test_chi_square_and_total_variation_against_quadrature(shift, scale):
+    p, q = stats.norm(0, 1), stats.norm(shift, scale)
+    pair = Gaussian(torch.zeros(1), torch.ones(1, 1)), Gaussian(torch.tensor([shift]), torch.tensor([[scale**2]]))
+    second_moment = integrate.quad(lambda z: np.exp(2 * p.logpdf(z) - q.logpdf(z)), -40, 40, limit=500)[0]
+    assert gaussian_chi_square(*pair).item() == pytest.approx(second_moment - 1, rel=1e-5, abs=1e-6)
+    apart = integrate.quad(lambda z: 0.5 * abs(p.pdf(z) - q.pdf(z)), -40, 40, limit=2000, points=[-3, 0, 3])[0]
+    tv = normal_total_variation(*(torch.tensor(v, dtype=torch.float64) for v in (0.0, 1.0, shift, scale)))
+    assert tv.item() == pytest.approx(apart, abs=1e-6)
+
+
+def test_total_variation_as_the_scales_meet():
+    shift = torch.tensor([0.0, 1e-3, 1.0, 8.0], dtype=torch.float64)
+    exact = 2 * torch.special.ndtr(shift / 2) - 1
+    one = torch.ones_like(shift)
+    torch.testing.assert_close(normal_total_variation(0 * one, one, shift, one), exact)
+    torch.testing.assert_close(
+        normal_total_variation(0 * one, one, shift, one * (1 + 1e-12)), exact, atol=1e-11, rtol=0
+    )
+
+
+def test_chi_square_by_importance_weights(generator):
+    p = Gaussian(randn(3, generator=generator), random_spd(d=3, generator=generator))
+    q = Gaussian(p.mean + 0.2, 1.7 * p.cov)  # wider in every direction: bounded weights
+    eps = randn(200_000, 3, generator=generator)
+    z = q.mean + eps @ torch.linalg.cholesky(q.cov).T
+    w_squared = torch.exp(2 * (MultivariateNormal(*p).log_prob(z) - MultivariateNormal(*q).log_prob(z)))
+    expected = 1 + gaussian_chi_square(p, q).item()
+    assert_mean(w_squared, expected, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(1.02 * w_squared, expected, rate=1e-6)
+
+
+def test_chi_square_is_infinite_for_a_proposal_too_narrow():
+    p = Gaussian(torch.zeros(2), torch.eye(2))
+    variances = torch.tensor([[0.49, 1.0], [0.5, 1.0], [0.51, 1.0], [9.0, 9.0]])
+    chi_square = gaussian_chi_square(p, Gaussian.diagonal(torch.zeros(4, 2), variances))
+    assert chi_square.isinf().tolist() == [True, True, False, False]
+
+
+# Lemma 2
+
+
+def isotropic_tails(a: Tensor, b: Tensor, d: int, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Exact P(v - Ev >= t) and P(v - Ev <= -t) for A = a I and |b| = b: v is a shifted noncentral chi-square."""
+    scale, noncentral = a.abs().numpy(), (b**2 / (4 * a**2)).numpy()
+    up = stats.ncx2.sf(t.numpy() / scale + d + noncentral, d, noncentral)
+    down = stats.ncx2.cdf(-t.numpy() / scale + d + noncentral, d, noncentral)
+    up, down = torch.from_numpy(up), torch.from_numpy(down)
+    return torch.where(a > 0, up, down), torch.where(a > 0, down, up)
+
+
+def isotropic_forms(n: int, d: int, generator: torch.Generator, b_to_a=(-3.0, 5.0)) -> tuple[Tensor, Tensor]:
+    """Scales a of either sign and lengths b of n forms, log-uniform, with log(b / |a|) in the range given."""
+    sign = 2.0 * (torch.rand(n, generator=generator) < 0.5).double() - 1
+    a = uniform(-3, 2, n, generator).exp()
+    return sign * a, a * uniform(*b_to_a, n, generator).exp()
+
+
+def as_form(a: Tensor, b: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    direction = torch.full((d,), d**-0.5, dtype=torch.float64)
+    return a[:, None, None] * torch.eye(d, dtype=torch.float64), b[:, None] * direction
+
+
+def test_printed_lemma_at_the_plainest_point():
+    zero, one = torch.zeros(1, 1), torch.ones(1)
+    truth = 2 * stats.norm.sf(3)
+    assert concentration_bound(zero, one, 3.0, printed=True).item() == pytest.approx(2.468e-4, rel=1e-3)
+    assert concentration_bound(zero, one, 3.0, printed=True).item() < truth / 10
+    assert concentration_bound(zero, one, 3.0).item() == pytest.approx(2 * math.exp(-4.5)) and truth < 2 * math.exp(
+        -4.5
+    )
+
+
+def test_moment_generating_function_obeys_the_corrected_parameters(generator):
+    matrix, vector = (
+        random_spd(500, d=4, generator=generator) - 0.8 * torch.eye(4).double(),
+        randn(500, 4, generator=generator),
+    )
+    eigenvalues, basis = torch.linalg.eigh(matrix)
+    beta = torch.einsum("nij,ni->nj", basis, vector)
+    nu, alpha = sub_exponential_parameters(matrix, vector)
+    for share in (-0.999, -0.5, 0.01, 0.5, 0.999):
+        x = (share / alpha)[:, None] * eigenvalues
+        linear = (share / alpha)[:, None] * beta
+        log_mgf = (-x - 0.5 * torch.log1p(-2 * x) + linear**2 / (2 * (1 - 2 * x))).sum(-1)
+        assert (log_mgf <= (nu * share / alpha) ** 2 / 2).all()
+    printed_nu, _ = sub_exponential_parameters(matrix, vector, printed=True)
+    assert (log_mgf > (printed_nu * share / alpha) ** 2 / 2).all()
+
+
+def test_printed_parameters_fail_without_a_linear_term():
+    nu, alpha = sub_exponential_parameters(torch.ones(1, 1), torch.zeros(1), printed=True)
+    lam = 0.8 / alpha.item()
+    log_mgf = -lam - 0.5 * math.log1p(-2 * lam)
+    assert log_mgf > (nu.item() * lam) ** 2 / 2
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 20])
+def test_concentration_bound_against_exact_tails(d, generator):
+    a, b = isotropic_forms(3000, d, generator)
+    t = (2 * d * a**2 + b**2).sqrt() * uniform(0.5, 5, 3000, generator)
+    form = as_form(a, b, d)
+    up, down = isotropic_tails(a, b, d, t)
+    corrected, printed = concentration_bound(*form, t), concentration_bound(*form, t, printed=True)
+    assert (up + down <= corrected).all()
+    assert (torch.maximum(up, down) <= corrected / 2 + 1e-12)[corrected < 1].all()
+    assert (up + down > printed).double().mean() > 0.04  # even for the centred form: 5 to 20 % of these instances
+    # As printed, v is not centred: P(|v| >= t) with v = (v - Ev) + a d.
+    above, _ = isotropic_tails(a, b, d, t - a * d)
+    _, below = isotropic_tails(a, b, d, t + a * d)
+    assert (above + below > printed).double().mean() > 0.05
+
+
+def test_concentration_bound_against_simulation(generator):
+    """200 anisotropic forms, 20,000 draws each; a true bound is called broken with probability below 1e-6 in all."""
+    n, draws, d = 200, 20_000, 3
+    matrix, vector = 0.3 * randn(n, d, d, generator=generator), 3 * randn(n, d, generator=generator)
+    eps = randn(draws, d, generator=generator)
+    v = torch.einsum("si,nij,sj->ns", eps, matrix, eps) + vector @ eps.T
+    centred = (v - torch.einsum("nii->n", matrix)[:, None]).abs()
+    for width in (1.5, 2.5, 3.5):
+        t = width * v.std(-1)
+        count = (centred >= t[:, None]).sum(-1).numpy()
+
+        def broken(bound: Tensor, count: np.ndarray = count) -> np.ndarray:
+            return stats.binom.sf(count - 1, draws, bound.numpy()) < 1e-6 / (3 * n)
+
+        assert not broken(concentration_bound(matrix, vector, t)).any()
+        if width > 2:
+            assert broken(concentration_bound(matrix, vector, t, printed=True)).mean() > 0.3
+
+
+@pytest.mark.parametrize("d", [1, 5, 20])
+def test_large_deviation_bound_against_exact_tails(d, generator):
+    a, b = isotropic_forms(3000, d, generator, b_to_a=(-3.0, 4.0))
+    form = as_form(a, b, d)
+    excess = 1 + uniform(0.001, 1, 3000, generator)
+
+    def broken(printed: bool) -> Tensor:
+        t = excess * large_deviation_threshold(*form, printed=printed)
+        up, down = isotropic_tails(a, b, d, t)
+        return up + down > large_deviation_bound(*form, t, printed=printed) + 1e-14
+
+    assert not broken(False).any()
+    assert broken(True).double().mean() > 0.1
+
+
+def test_printed_large_deviation_fails_without_a_linear_term():
+    d = 400
+    form = torch.eye(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
+    t = 1.0001 * large_deviation_threshold(*form, printed=True).item()
+    truth = stats.chi2.sf(d + t, d) + stats.chi2.cdf(d - t, d)
+    assert truth > 20 * large_deviation_bound(*form, t, printed=True).item()
+    assert large_deviation_bound(*form, t).item() == 1.0  # the corrected form promises nothing there
+
+
+def test_only_the_symmetric_part_counts_and_zero_has_no_threshold(generator):
+    matrix, vector = randn(3, 3, generator=generator), randn(3, generator=generator)
+    skewed = matrix + torch.tensor([[0, 5.0, 0], [-5.0, 0, 0], [0, 0, 0]])
+    torch.testing.assert_close(concentration_bound(matrix, vector, 2.0), concentration_bound(skewed, vector, 2.0))
+    assert large_deviation_threshold(torch.zeros(2, 2), torch.ones(2)).isinf()
+    assert large_deviation_bound(torch.zeros(2, 2), torch.ones(2), 100.0) == 1.0
+
+
+# Theorem 1
+
+
+@pytest.mark.parametrize("d", [1, 5, 20])
+def test_theorem_1_needs_log_beta_of_twice_the_threshold(d, generator):
+    """The theorem's step: epsilon of the exact tail is at most sqrt(3) beta^(-1 / 8 gamma)."""
+    norm = uniform(-4, 1.5, 3000, generator).exp()
+    whole = torch.where(torch.rand(3000, generator=generator) < 0.5, norm, -norm.clamp(max=0.95))  # A > -I
+    a, b = whole / 2, uniform(-2, 3.5, 3000, generator).exp()
+    form = as_form(a, b, d)
+    t_star, t_printed = large_deviation_threshold(*form), large_deviation_threshold(*form, printed=True)
+
+    def broken(log_beta: Tensor, *, t: Tensor, printed: bool) -> Tensor:
+        _, claimed = deviation_bound(log_beta.exp(), 0.0, whole.abs(), 1.0, t_star=t, printed=printed)
+        upper, _ = isotropic_tails(a, b, d, log_beta / 2)
+        epsilon = torch.sqrt(torch.exp(-log_beta / 4) + 2 * upper.sqrt())
+        return (claimed < 1) & (epsilon > claimed * (1 + 1e-9))
+
+    gamma = (4 * whole.abs()).clamp(min=1)
+    half_sure = 8 * gamma * math.log(2 * math.sqrt(3))  # the smallest log beta that promises probability 1/2
+    usable = 2 * t_star < 600  # beta in the range of float64
+    assert usable.double().mean() > 0.5
+    corrected = torch.maximum(2 * t_star, half_sure)[usable]
+    a, b, whole = a[usable], b[usable], whole[usable]
+    t_star, t_printed, half_sure, gamma = t_star[usable], t_printed[usable], half_sure[usable], gamma[usable]
+    assert not broken(corrected, t=t_star, printed=False).any()
+    assert broken(half_sure, t=t_printed, printed=True).double().mean() > 0.05
+    # Nor would log beta >= t* be enough, the tail being used at half of log beta.
+    once = torch.maximum(t_star, 8 * gamma * math.log(1.01 * math.sqrt(3)))
+    assert broken(once, t=t_star / 2, printed=False).any()
+
+
+def test_printed_theorem_1_fails_outright():
+    """A proposal 40 posterior deviations away: the printed theorem promises 1 - 0.22, the truth fails for sure."""
+    p, q = Gaussian(torch.zeros(1), torch.eye(1)), Gaussian(torch.tensor([40.0]), torch.tensor([[1.05]]))
+    cut, kappa = stats.norm.ppf(0.3), 0.3  # f indicates z < cut, a region that q all but never visits
+    norm, kl = a_norm(p.cov, q.cov), gaussian_forward_kl(p, q)
+    t_printed = large_deviation_threshold(*log_ratio_form(p, q), printed=True)
+    # n itself is beyond float64, so both KL and log n are given less 700 nats; only their difference enters.
+    log_beta = torch.tensor(8 * math.log(8.2), dtype=torch.float64)
+    n = torch.exp(kl - 700 + log_beta)
+    deviation, probability = deviation_bound(n, kl - 700, norm, kappa, t_star=t_printed, printed=True)
+    assert deviation < kappa
+    assert probability < 0.22
+    log_visits = (kl + log_beta).item() + stats.norm.logcdf((cut - 40) / math.sqrt(1.05))
+    assert log_visits < math.log(0.001)  # with probability above 0.999 no draw, estimate 0, error kappa
+    t_star = large_deviation_threshold(*log_ratio_form(p, q))
+    assert deviation_bound(n, kl - 700, norm, kappa, t_star=t_star) == (math.inf, 1.0)
+
+
+def all_samples(n_states: int, n: int) -> np.ndarray:
+    return np.array(list(itertools.product(range(n_states), repeat=n)))
+
+
+def test_chatterjee_diaconis_with_probability_epsilon(generator):
+    """By enumeration: the L1 bound, and that the deviation has probability epsilon, not only 2 epsilon."""
+    rng = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
+    samples, reached = all_samples(3, 5), 0
+    for _ in range(400):
+        p, q, f = rng.dirichlet(np.full(3, 0.7)), rng.dirichlet(np.full(3, 0.7)), rng.standard_normal(3)
+        w, chance = p / q, q[samples].prod(1)
+        truth, norm = p @ f, math.sqrt(p @ f**2)
+        top, bottom = (w * f)[samples].mean(1), w[samples].mean(1)
+        l1 = chance @ np.abs(top - truth) / norm, chance @ np.abs(bottom - 1)
+        t = math.log(5) - p @ np.log(w)
+        if t > 0:
+            tail = p[np.log(w) > p @ np.log(w) + t / 2].sum()
+            assert max(l1) <= math.exp(-t / 4) + 2 * math.sqrt(tail) + 1e-12
+        epsilon = math.sqrt(max(l1))
+        if epsilon < 1:
+            exceeded = chance[np.abs(top / bottom - truth) >= 2 * norm * epsilon / (1 - epsilon)].sum()
+            assert exceeded <= epsilon
+            reached += exceeded > 0
+    assert reached > 10
+
+
+def test_sample_size_inverts_the_deviation():
+    setting = {"kl": 0.7, "a_norm": 0.4, "kappa": 0.5}
+    for goal in ({"deviation": 0.5, "probability": 0.1}, {"deviation": 0.01, "probability": 0.4}):
+        n = sufficient_sample_size(**setting, **goal, t_star=0.9)
+        deviation, probability = deviation_bound(n, **setting, t_star=0.9)
+        assert deviation <= goal["deviation"] * (1 + 1e-12)
+        assert probability <= goal["probability"] * (1 + 1e-12)
+        worse = deviation_bound(0.999 * n, **setting, t_star=0.9)
+        assert worse[0] > goal["deviation"] or worse[1] > goal["probability"]
+
+
+def test_sample_size_waits_for_the_tail():
+    goal = {"deviation": 0.5, "probability": 0.1}
+    n = sufficient_sample_size(1.0, 0.1, 1.0, **goal, t_star=30.0)
+    assert n.log().item() == pytest.approx(61.0)
+    assert deviation_bound(0.99 * n, 1.0, 0.1, 1.0, t_star=30.0)[0].isinf()
+    printed = sufficient_sample_size(1.0, 0.1, 1.0, **goal, t_star=30.0, printed=True)
+    assert printed < n / 1e5
+    assert deviation_bound(printed, 1.0, 0.1, 1.0, t_star=30.0, printed=True)[1] <= 0.1
+    assert sufficient_sample_size(1.0, 9.0, 1.0, **goal, t_star=torch.tensor([1.0, 400.0])).isinf().tolist() == [
+        False,
+        True,
+    ]
+
+
+def test_theorem_1_promises_nothing_with_few_draws():
+    assert deviation_bound(50, 0.0, 0.1, 1.0, t_star=0.1) == (math.inf, 1.0)  # beta^(1/8) < sqrt(3) below 81
+    assert deviation_bound(82, 0.0, 0.1, 1.0, t_star=0.1)[1] < 1
+    with pytest.raises(SettingError, match="strictly between 0 and 1"):
+        sufficient_sample_size(0.0, 0.1, 1.0, deviation=0.1, probability=1.0, t_star=0.1)
+
+
+# Proposition 1
+
+
+def worst_mse(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
+    """Exact worst mean-square errors over |f| <= 1 of plugin and SNIS: convex in f, so the worst f is ±1."""
+    samples = all_samples(len(p), n)
+    chance, w = q[samples].prod(1), (p / q)[samples]
+    f = np.array(list(itertools.product([-1.0, 1.0], repeat=len(p))))
+    values, truth = f[:, samples], (f @ p)[:, None]
+    plugin = ((values.mean(-1) - truth) ** 2 @ chance).max()
+    snis = (((values * w).sum(-1) / w.sum(-1) - truth) ** 2 @ chance).max()
+    return float(plugin), float(snis)
+
+
+def test_proposition_1_by_enumeration(generator):
+    """400 pairs of laws on three points, one to five draws, every outcome and every f counted."""
+    rng = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
+    broken_plugin, broken_snis = [], []
+    for i in range(400):
+        n, q = 1 + i % 5, rng.dirichlet(np.ones(3))
+        p = (1 - (closeness := rng.uniform())) * rng.dirichlet(np.ones(3)) + closeness * q
+        plugin, snis = worst_mse(p, q, n)
+        tv = 0.5 * np.abs(p - q).sum()
+        chi_square = categorical_divergences(torch.from_numpy(p), torch.from_numpy(q)).chi_square
+        assert plugin <= plugin_mse_bound(tv, n).item()
+        assert snis <= snis_mse_bound(chi_square, n).item()
+        broken_plugin.append(plugin > plugin_mse_bound(tv, n, printed=True).item())
+        broken_snis.append(snis > snis_mse_bound(chi_square, n, printed=True).item())
+    assert 0.3 < np.mean(broken_plugin) < 1
+    assert 0.3 < np.mean(broken_snis) < 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_printed_proposition_1_fails_at_the_posterior_itself(n):
+    even = np.array([0.5, 0.5])
+    plugin, snis = worst_mse(even, even, n)
+    assert plugin == pytest.approx(1 / n)
+    assert snis == pytest.approx(1 / n)
+    assert plugin_mse_bound(0.0, n, printed=True) == 0.5 / n < plugin
+    assert snis_mse_bound(0.0, n, printed=True) == 0 < snis
+    assert plugin_mse_bound(0.0, n).item() == pytest.approx(plugin)  # the corrected bound is attained
+    assert snis_mse_bound(0.0, n) == 4 / n
+
+
+# Mean-field optima
+
+
+def log_divergence(name: str, precision: Tensor, lam: Tensor) -> Tensor:
+    zero = torch.zeros(lam.shape[-1], dtype=torch.float64)
+    p, q = Gaussian(zero, torch.linalg.inv(precision)), Gaussian.diagonal(zero, 1 / lam)
+    return {"rkl": gaussian_reverse_kl, "fkl": gaussian_forward_kl, "chi": gaussian_chi_square}[name](p, q).log()
+
+
+@pytest.mark.parametrize("d", [2, 5])
+@pytest.mark.parametrize(
+    ("name", "optimum"),
+    [("rkl", mean_field_reverse_kl), ("fkl", mean_field_forward_kl), ("chi", mean_field_chi_square)],
+)
+def test_optimum_is_a_minimum(name, optimum, d, generator):
+    precision = random_spd(40, d=d, generator=generator)
+    lam = optimum(precision)
+    best = log_divergence(name, precision, lam)
+    for size in (1e-3, 0.03, 0.3):
+        for _ in range(10):
+            assert (
+                log_divergence(name, precision, lam * torch.exp(size * randn(40, d, generator=generator))) > best
+            ).all()
+    # Flat: along each coordinate a central difference vanishes to second order.
+    for i in range(d):
+        step = torch.exp(1e-4 * torch.eye(d, dtype=torch.float64)[i])
+        slope = log_divergence(name, precision, lam * step) - log_divergence(name, precision, lam / step)
+        assert (slope.abs() / 2e-4 < 1e-4).all()
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, -0.8, 0.99, 0.999999])
+def test_bivariate_closed_forms(rho):
+    precision = bivariate(rho, 2.0, 5.0)
+    diagonal = torch.tensor([2.0, 5.0], dtype=torch.float64)
+    t = (mean_field_chi_square(precision) / diagonal)[0].item()
+    assert t == pytest.approx(1.5 - 0.5 * math.sqrt(1 + 8 * rho**2), abs=1e-12)  # as printed
+    assert t**2 - 3 * t + 2 - 2 * rho**2 == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(mean_field_chi_square_newton(precision), t * diagonal, rtol=1e-8, atol=0)
+    torch.testing.assert_close(mean_field_forward_kl(precision), (1 - rho**2) * diagonal, rtol=1e-9, atol=0)
+    torch.testing.assert_close(mean_field_reverse_kl(precision), diagonal)
+
+
+@pytest.mark.parametrize("rho", [0.2, 0.6, 0.95])
+def test_the_norm_of_a_prefers_forward_kl_and_chi_square(rho):
+    cov = torch.linalg.inv(bivariate(rho))
+    norms = [
+        a_norm(cov, 1 / optimum(bivariate(rho))).item()
+        for optimum in (mean_field_reverse_kl, mean_field_forward_kl, mean_field_chi_square)
+    ]
+    assert norms[0] == pytest.approx(rho / (1 - rho))
+    assert norms[1] == pytest.approx(rho)
+    assert max(norms[1:]) < norms[0]
+
+
+def test_chi_square_newton_in_ten_dimensions_and_badly_scaled(generator):
+    scale = torch.logspace(-3, 3, 10, dtype=torch.float64)
+    precision = random_spd(20, d=10, generator=generator)
+    lam = mean_field_chi_square_newton(precision)
+    torch.testing.assert_close(
+        lam * torch.linalg.inv(2 * precision - lam.diag_embed()).diagonal(dim1=1, dim2=2), lam * 0 + 1
+    )
+    scaled = mean_field_chi_square_newton(scale[:, None] * precision * scale)
+    torch.testing.assert_close(scaled, scale**2 * lam)
+
+
+def test_iwelbo_optimum_with_one_particle_is_reverse_kl():
+    """60 independent optima; with one particle their mean is the reverse-KL optimum up to a bias of 1 / n_draws."""
+    precision = bivariate(0.7, 2.0, 5.0)
+    found = torch.stack([mean_field_iwelbo(precision, 1, n_draws=2000, generator=seeded(s)) for s in range(60)])
+    error = (found / mean_field_reverse_kl(precision)).log()[:, 0]
+    assert_mean(error, 0.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(error + 0.05, 0.0, rate=1e-6)
+
+
+def test_iwelbo_optimum_moves_from_reverse_kl_to_chi_square():
+    precision = bivariate(0.8)
+    chi, reverse = mean_field_chi_square(precision)[0].item(), mean_field_reverse_kl(precision)[0].item()
+    path = [mean_field_iwelbo(precision, k, n_draws=4000, generator=seeded(k)).mean().item() for k in (1, 5, 100)]
+    assert reverse * 1.05 > path[0] > path[1] > path[2] > chi * 0.95
+    assert path[2] - chi < 0.2 * (reverse - chi)
+
+
+def test_iwelbo_optimum_repeats_with_its_seed_and_refuses_nonsense(generator):
+    precision = bivariate(0.5)
+    first, again, other = (mean_field_iwelbo(precision, 3, n_draws=500, generator=seeded(s)) for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.shape == (2,)
+    assert first.dtype == torch.float64
+    with pytest.raises(SettingError, match="k=0"):
+        mean_field_iwelbo(precision, 0, generator=generator)
+    with pytest.raises(ShapeError, match="one \\(d, d\\) at a time"):
+        mean_field_iwelbo(precision.expand(3, 2, 2), 5, generator=generator)
+    with pytest.raises(DivergenceError, match="Nelder-Mead"):
+        mean_field_iwelbo(precision, 1, n_draws=1, generator=generator)  # one draw: no optimum, q collapses onto it
+    with pytest.raises(SettingError, match="positive definite"):
+        mean_field_chi_square(bivariate(1.2))
+    with pytest.raises(ShapeError, match="square"):
+        mean_field_reverse_kl(torch.ones(3))
+
+
+# The proposition on M1+M2
+
+
+def test_certainty_costs_reverse_kl_little_and_the_others_without_end():
+    p = torch.tensor([0.9, 0.07, 0.02, 0.01], dtype=torch.float64)
+    doubt = 10.0 ** -torch.arange(1.0, 13.0, dtype=torch.float64)
+    for label in range(4):
+        found = divergences_under_certainty(p, doubt, label=label)
+        assert (found.reverse_kl <= reverse_kl_limit(p)).all()
+        assert found.reverse_kl[-1].item() == pytest.approx(-math.log(p[label]), abs=1e-9)
+        growth = found.forward_kl.diff() / math.log(10)
+        torch.testing.assert_close(growth[3:], (1 - p[label]).expand(8), rtol=1e-3, atol=1e-4)
+        leading = 3 / doubt * (p**2).sum().sub(p[label] ** 2)
+        torch.testing.assert_close(found.chi_square[-4:] / leading[-4:], torch.ones(4).double(), rtol=1e-5, atol=0)
+
+
+def test_the_bound_on_reverse_kl_is_minus_log_of_the_smallest_probability(generator):
+    p = torch.softmax(2 * randn(1000, 5, generator=generator), -1)
+    q = torch.softmax(9 * randn(1000, 5, generator=generator), -1)
+    assert (categorical_divergences(p, q).reverse_kl <= reverse_kl_limit(p)).all()
+    certain = torch.nn.functional.one_hot(p.argmin(-1), 5)
+    reached = categorical_divergences(p, certain)
+    torch.testing.assert_close(reached.reverse_kl, reverse_kl_limit(p))
+    assert (reached.reverse_kl > math.log(5)).all()  # log C is no bound
+    assert reached.forward_kl.isinf().all()
+    assert reached.chi_square.isinf().all()
+    uniform_p = torch.full((1000, 5), 0.2)
+    assert (categorical_divergences(uniform_p, q).reverse_kl <= math.log(5) + 1e-9).all()  # unless p is uniform
+
+
+def test_categorical_divergences_by_hand():
+    p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.75, 0.0])
+    reverse, forward, chi_square = categorical_divergences(p, q)
+    assert reverse.item() == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
+    assert forward.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert chi_square.item() == pytest.approx(0.25 / 0.25 + 0.25 / 0.75 - 1)
+    with pytest.raises(SettingError, match="q is no probability"):
+        categorical_divergences(p, 2 * q)
+    with pytest.raises(SettingError, match="label=3"):
+        divergences_under_certainty(p, torch.tensor([0.1]), label=3)
+    with pytest.raises(ShapeError, match="must be vectors"):
+        divergences_under_certainty(p.expand(2, 3), torch.tensor([0.1]), label=0)
