@@ -273,7 +273,7 @@ def test_fits_reach_the_closed_form_precisions_within_three_per_cent(bound, esti
 def test_finite_k_bias_of_the_cubo_losses(generator):
     """Unit variances, correlation 0.8: the optimal variance is 1.37, that of the reverse KL 0.36.
 
-    Measured: dreg .36 / .67 / 1.06 / 1.27 and score (nothing to fit at K = 1) .70 / 1.24 / 1.35 at K = 1 / 5 / 30 / 200.
+    Measured variances: dreg .36 / .99 / 1.30 / 1.36 at K = 1 / 5 / 30 / 200, score .69 / 1.24 / 1.34 at K = 5 / 30 / 200.
     """
     precision = torch.linalg.inv(torch.tensor([[1.0, 0.8], [0.8, 1.0]], dtype=torch.double))
     best = 1 / optimum("cubo", precision).mean().item()
@@ -281,13 +281,13 @@ def test_finite_k_bias_of_the_cubo_losses(generator):
 
     def variance(estimator: str, k: int) -> float:
         kind = loss("cubo", estimator)
-        return (1 / fit(kind, precision, k, steps=150, batch=max(1, 4000 // k), generator=generator)).mean().item()
+        return (1 / fit(kind, precision, k, steps=150, batch=max(1, 6000 // k), generator=generator)).mean().item()
 
-    dreg = [variance("dreg", k) for k in (1, 5, 30)]
-    assert dreg[0] == pytest.approx(1 / precision[0, 0].item(), rel=0.05)  # at K = 1 the ELBO's optimum
-    assert dreg[0] < dreg[1] < dreg[2] < best
-    score = [variance("score", k) for k in (5, 30)]
-    assert score[0] < score[1] < best
+    assert variance("dreg", 1) == pytest.approx(1 / precision[0, 0].item(), rel=0.03)  # at K = 1 the ELBO's optimum
+    assert variance("dreg", 5) == pytest.approx(0.99, rel=0.03)
+    assert variance("dreg", 30) == pytest.approx(1.30, rel=0.03)
+    assert variance("score", 5) == pytest.approx(0.69, rel=0.03)
+    assert variance("score", 30) == pytest.approx(1.24, rel=0.03)
     assert variance("pathwise", 5) < 0.1 * best  # descending the K-sample CUBO itself collapses q
 
 

@@ -1,4 +1,4 @@
-"""The paper's theory: corrected forms hold everywhere they are tried, printed forms fail where they are said to fail."""
+"""The paper's theory: corrected forms hold wherever they are tried, printed forms fail where they are said to."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from vaerdict.theory import (
     sub_exponential_parameters,
     sufficient_sample_size,
 )
+from vaerdict.theory.mean_field import _nelder_mead
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:
@@ -182,7 +183,7 @@ def test_chi_square_by_importance_weights(generator):
 
 def test_chi_square_is_infinite_for_a_proposal_too_narrow():
     p = Gaussian(torch.zeros(2), torch.eye(2))
-    variances = torch.tensor([[0.49, 1.0], [0.5, 1.0], [0.51, 1.0], [9.0, 9.0]])
+    variances = torch.tensor([[0.1, 1.0], [0.499, 1.0], [0.501, 1.0], [9.0, 9.0]])
     chi_square = gaussian_chi_square(p, Gaussian.diagonal(torch.zeros(4, 2), variances))
     assert chi_square.isinf().tolist() == [True, True, False, False]
 
@@ -216,9 +217,8 @@ def test_printed_lemma_at_the_plainest_point():
     truth = 2 * stats.norm.sf(3)
     assert concentration_bound(zero, one, 3.0, printed=True).item() == pytest.approx(2.468e-4, rel=1e-3)
     assert concentration_bound(zero, one, 3.0, printed=True).item() < truth / 10
-    assert concentration_bound(zero, one, 3.0).item() == pytest.approx(2 * math.exp(-4.5)) and truth < 2 * math.exp(
-        -4.5
-    )
+    assert concentration_bound(zero, one, 3.0).item() == pytest.approx(2 * math.exp(-4.5))
+    assert concentration_bound(zero, one, 3.0).item() > truth
 
 
 def test_moment_generating_function_obeys_the_corrected_parameters(generator):
@@ -254,30 +254,30 @@ def test_concentration_bound_against_exact_tails(d, generator):
     corrected, printed = concentration_bound(*form, t), concentration_bound(*form, t, printed=True)
     assert (up + down <= corrected).all()
     assert (torch.maximum(up, down) <= corrected / 2 + 1e-12)[corrected < 1].all()
-    assert (up + down > printed).double().mean() > 0.04  # even for the centred form: 5 to 20 % of these instances
+    assert (up + down > printed).double().mean() > 0.1  # 12 to 14 % of these instances, even with v centred
     # As printed, v is not centred: P(|v| >= t) with v = (v - Ev) + a d.
     above, _ = isotropic_tails(a, b, d, t - a * d)
     _, below = isotropic_tails(a, b, d, t + a * d)
-    assert (above + below > printed).double().mean() > 0.05
+    assert (above + below > printed).double().mean() > (0.5 if d == 20 else 0.1)
 
 
 def test_concentration_bound_against_simulation(generator):
     """200 anisotropic forms, 20,000 draws each; a true bound is called broken with probability below 1e-6 in all."""
     n, draws, d = 200, 20_000, 3
-    matrix, vector = 0.3 * randn(n, d, d, generator=generator), 3 * randn(n, d, generator=generator)
+    matrix, vector = 0.03 * randn(n, d, d, generator=generator), 3 * randn(n, d, generator=generator)
     eps = randn(draws, d, generator=generator)
     v = torch.einsum("si,nij,sj->ns", eps, matrix, eps) + vector @ eps.T
     centred = (v - torch.einsum("nii->n", matrix)[:, None]).abs()
-    for width in (1.5, 2.5, 3.5):
+    for width in (1.5, 2.5):
         t = width * v.std(-1)
         count = (centred >= t[:, None]).sum(-1).numpy()
 
         def broken(bound: Tensor, count: np.ndarray = count) -> np.ndarray:
-            return stats.binom.sf(count - 1, draws, bound.numpy()) < 1e-6 / (3 * n)
+            return stats.binom.sf(count - 1, draws, bound.numpy()) < 1e-6 / (2 * n)
 
         assert not broken(concentration_bound(matrix, vector, t)).any()
         if width > 2:
-            assert broken(concentration_bound(matrix, vector, t, printed=True)).mean() > 0.3
+            assert broken(concentration_bound(matrix, vector, t, printed=True)).mean() > 0.5
 
 
 @pytest.mark.parametrize("d", [1, 5, 20])
@@ -292,7 +292,7 @@ def test_large_deviation_bound_against_exact_tails(d, generator):
         return up + down > large_deviation_bound(*form, t, printed=printed) + 1e-14
 
     assert not broken(False).any()
-    assert broken(True).double().mean() > 0.1
+    assert broken(True).double().mean() > 0.2
 
 
 def test_printed_large_deviation_fails_without_a_linear_term():
@@ -320,28 +320,26 @@ def test_theorem_1_needs_log_beta_of_twice_the_threshold(d, generator):
     """The theorem's step: epsilon of the exact tail is at most sqrt(3) beta^(-1 / 8 gamma)."""
     norm = uniform(-4, 1.5, 3000, generator).exp()
     whole = torch.where(torch.rand(3000, generator=generator) < 0.5, norm, -norm.clamp(max=0.95))  # A > -I
-    a, b = whole / 2, uniform(-2, 3.5, 3000, generator).exp()
-    form = as_form(a, b, d)
-    t_star, t_printed = large_deviation_threshold(*form), large_deviation_threshold(*form, printed=True)
+    b = uniform(-2, 3.5, 3000, generator).exp()
+    in_range = 2 * large_deviation_threshold(*as_form(whole / 2, b, d)) < 600  # beta is a float64: three in four are
+    a, b, norm = whole[in_range] / 2, b[in_range], whole[in_range].abs()
+    t_star = large_deviation_threshold(*as_form(a, b, d))
+    t_printed = large_deviation_threshold(*as_form(a, b, d), printed=True)
 
-    def broken(log_beta: Tensor, *, t: Tensor, printed: bool) -> Tensor:
-        _, claimed = deviation_bound(log_beta.exp(), 0.0, whole.abs(), 1.0, t_star=t, printed=printed)
+    def broken(log_beta: Tensor, *, t: Tensor, printed: bool = False) -> Tensor:
+        _, claimed = deviation_bound(log_beta.exp(), 0.0, norm, 1.0, t_star=t, printed=printed)
         upper, _ = isotropic_tails(a, b, d, log_beta / 2)
         epsilon = torch.sqrt(torch.exp(-log_beta / 4) + 2 * upper.sqrt())
         return (claimed < 1) & (epsilon > claimed * (1 + 1e-9))
 
-    gamma = (4 * whole.abs()).clamp(min=1)
-    half_sure = 8 * gamma * math.log(2 * math.sqrt(3))  # the smallest log beta that promises probability 1/2
-    usable = 2 * t_star < 600  # beta in the range of float64
-    assert usable.double().mean() > 0.5
-    corrected = torch.maximum(2 * t_star, half_sure)[usable]
-    a, b, whole = a[usable], b[usable], whole[usable]
-    t_star, t_printed, half_sure, gamma = t_star[usable], t_printed[usable], half_sure[usable], gamma[usable]
-    assert not broken(corrected, t=t_star, printed=False).any()
-    assert broken(half_sure, t=t_printed, printed=True).double().mean() > 0.05
-    # Nor would log beta >= t* be enough, the tail being used at half of log beta.
-    once = torch.maximum(t_star, 8 * gamma * math.log(1.01 * math.sqrt(3)))
-    assert broken(once, t=t_star / 2, printed=False).any()
+    def promising(probability: float) -> Tensor:
+        return 8 * (4 * norm).clamp(min=1) * math.log(math.sqrt(3) / probability)
+
+    assert not broken(torch.maximum(2 * t_star, promising(0.5)) * (1 + 1e-9), t=t_star).any()
+    assert broken(promising(0.5), t=t_printed, printed=True).double().mean() > 0.15
+    # Nor is log beta >= t* enough, for the tail is used at half of log beta: one in 25 breaks.
+    once = torch.maximum(t_star, promising(0.99))
+    assert broken(once, t=t_star / 2.001).double().mean() > 0.03
 
 
 def test_printed_theorem_1_fails_outright():
@@ -407,10 +405,8 @@ def test_sample_size_waits_for_the_tail():
     printed = sufficient_sample_size(1.0, 0.1, 1.0, **goal, t_star=30.0, printed=True)
     assert printed < n / 1e5
     assert deviation_bound(printed, 1.0, 0.1, 1.0, t_star=30.0, printed=True)[1] <= 0.1
-    assert sufficient_sample_size(1.0, 9.0, 1.0, **goal, t_star=torch.tensor([1.0, 400.0])).isinf().tolist() == [
-        False,
-        True,
-    ]
+    batch = sufficient_sample_size(1.0, 0.1, 1.0, **goal, t_star=torch.tensor([1.0, 400.0]))
+    assert batch.isinf().tolist() == [False, True]
 
 
 def test_theorem_1_promises_nothing_with_few_draws():
@@ -448,8 +444,8 @@ def test_proposition_1_by_enumeration(generator):
         assert snis <= snis_mse_bound(chi_square, n).item()
         broken_plugin.append(plugin > plugin_mse_bound(tv, n, printed=True).item())
         broken_snis.append(snis > snis_mse_bound(chi_square, n, printed=True).item())
-    assert 0.3 < np.mean(broken_plugin) < 1
-    assert 0.3 < np.mean(broken_snis) < 1
+    assert np.mean(broken_plugin) > 0.8
+    assert np.mean(broken_snis) > 0.5
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -542,9 +538,10 @@ def test_iwelbo_optimum_with_one_particle_is_reverse_kl():
 def test_iwelbo_optimum_moves_from_reverse_kl_to_chi_square():
     precision = bivariate(0.8)
     chi, reverse = mean_field_chi_square(precision)[0].item(), mean_field_reverse_kl(precision)[0].item()
-    path = [mean_field_iwelbo(precision, k, n_draws=4000, generator=seeded(k)).mean().item() for k in (1, 5, 100)]
-    assert reverse * 1.05 > path[0] > path[1] > path[2] > chi * 0.95
-    assert path[2] - chi < 0.2 * (reverse - chi)
+    path = [mean_field_iwelbo(precision, k, generator=seeded(k)).mean().item() for k in (1, 5, 20)]
+    assert path == pytest.approx([reverse, 0.349, 0.273], rel=0.2)  # the last two: means of 10 runs, errors below 0.005
+    assert path[0] > path[1] > path[2]
+    assert path[2] - chi < 0.1 * (reverse - chi)
 
 
 def test_iwelbo_optimum_repeats_with_its_seed_and_refuses_nonsense(generator):
@@ -558,8 +555,8 @@ def test_iwelbo_optimum_repeats_with_its_seed_and_refuses_nonsense(generator):
         mean_field_iwelbo(precision, 0, generator=generator)
     with pytest.raises(ShapeError, match="one \\(d, d\\) at a time"):
         mean_field_iwelbo(precision.expand(3, 2, 2), 5, generator=generator)
-    with pytest.raises(DivergenceError, match="Nelder-Mead"):
-        mean_field_iwelbo(precision, 1, n_draws=1, generator=generator)  # one draw: no optimum, q collapses onto it
+    with pytest.raises(DivergenceError, match="Nelder-Mead did not converge"):
+        _nelder_mead(lambda x: -float(x.sum()), np.zeros(2))
     with pytest.raises(SettingError, match="positive definite"):
         mean_field_chi_square(bivariate(1.2))
     with pytest.raises(ShapeError, match="square"):

@@ -27,7 +27,9 @@ LOADINGS = {"released": 6, "text": 10}
 """Variance of the loadings is one over this: 1/6 in the released code, 1/p = 1/10 in the paper's text."""
 
 
-def linear_gaussian(seed: int = 0, *, loadings: str = "released", n: int = 1000, p: int = 10, d: int = 6) -> LinearGaussianData:
+def linear_gaussian(
+    seed: int = 0, *, loadings: str = "released", n: int = 1000, p: int = 10, d: int = 6
+) -> LinearGaussianData:
     """The pPCA experiment's data: x = B z + diag(c) e with c ~ N(1, 2^2), split 80 % to 20 %.
 
     `loadings` names the variance of the entries of B, where the paper's text and released code disagree (`LOADINGS`).

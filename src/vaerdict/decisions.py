@@ -49,6 +49,8 @@ def decide_or_reject(prob: Tensor, cost: float) -> Tensor:
 
 def expected_fdr(prob: Tensor) -> Tensor:
     """Posterior expected false discovery rate of the 1, 2, ... most probable hypotheses. Shapes: ``(n,) -> (n,)``."""
+    if prob.dim() != 1:
+        raise ShapeError(f"prob has shape {tuple(prob.shape)}; expected one probability a hypothesis, (n,).")
     ranked = check_probabilities(prob, sums_to_one=False).sort(descending=True).values.double()
     return (1 - ranked).cumsum(0) / torch.arange(1, len(ranked) + 1, device=prob.device)
 

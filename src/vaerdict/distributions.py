@@ -156,6 +156,11 @@ class Elliptical:
         """The same law with its first noise coordinate turned along `direction` ``(d,)`` or ``(*batch, d)``."""
         return replace(self, heading=direction.to(self.loc).expand_as(self.loc))
 
+    def at(self, index: Tensor | slice | int) -> Elliptical:
+        """The distributions of some of the observations: index the leading batch axis."""
+        root = type(self.root)(*(part[index] for part in self.root))
+        return replace(self, loc=self.loc[index], root=root, heading=None if self.heading is None else self.heading[index])
+
     def scaled(self, factor: float) -> Elliptical:
         """The same location with the root multiplied by `factor`."""
         return replace(self, root=type(self.root)(*(factor * part for part in self.root)))

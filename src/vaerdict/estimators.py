@@ -39,7 +39,7 @@ def psis(f: Tensor, log_w: Tensor) -> Estimate:
     """Importance sampling with Pareto-smoothed weights: less variance, small bias (Vehtari et al., 2024)."""
     f, log_w = _checked(f, log_w)
     smoothed, khat = diagnostics.psis(log_w)
-    return _weighted(f, smoothed, khat)
+    return _weighted(f, smoothed, khat, raw=log_w)
 
 
 def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Estimate:
@@ -54,13 +54,17 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
             f"source has shape {tuple(source.shape)}; expected one entry for each of {log_w.shape[0]} particles."
         )
     smoothed, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
-    return _weighted(f, smoothed, khat, source)
+    return _weighted(f, smoothed, khat, source.to(log_w.device))
 
 
-def _weighted(f: Tensor, log_w: Tensor, khat: Tensor, strata: Tensor | None = None) -> Estimate:
+def _weighted(
+    f: Tensor, log_w: Tensor, khat: Tensor, strata: Tensor | None = None, *, raw: Tensor | None = None
+) -> Estimate:
+    # smoothing can hide a single draw that outweighs all others: the ESS reported is that of the weights as they were
+    ess = diagnostics.ess(log_w if raw is None else raw)
     weight = torch.softmax(log_w, 0)
     value = (expand_trailing(weight, f) * f).sum(0)
-    return Estimate(value, diagnostics.mcse_snis(f, log_w, strata=strata), diagnostics.ess(log_w), khat)
+    return Estimate(value, diagnostics.mcse_snis(f, log_w, strata=strata), ess, khat)
 
 
 def _checked(f: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:

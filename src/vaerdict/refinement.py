@@ -7,9 +7,8 @@ observations at once, and a batch may have any number of axes: observations, sta
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -188,8 +187,8 @@ def _begin(model: Model, context: Any, z: Tensor) -> _Search:
 def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolerance: float) -> _Search:
     """One step of every unfinished observation: the best of several dampings, if it is better than staying."""
     decades = 10.0 ** torch.arange(_CANDIDATES - 1, device=at.z.device, dtype=torch.float64)
-    damping = torch.cat([torch.zeros_like(at.damping)[None], decades.reshape(-1, *[1] * at.damping.dim()) * at.damping])
-    steps = at.steps(damping)
+    damped = decades.reshape(-1, *[1] * at.damping.dim()) * at.damping
+    steps = at.steps(torch.cat([torch.zeros_like(damped[:1]), damped]))
     trial = at.z + (at.basis @ steps.unsqueeze(-1)).squeeze(-1).to(at.z.dtype)
     with torch.no_grad():
         # the model's particle axis carries the candidates
@@ -198,13 +197,13 @@ def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolera
     taken = unfinished & (value > at.value)
     chosen = trial.gather(0, best[None, ..., None].expand_as(trial[:1]))[0]
     z = torch.where(taken.unsqueeze(-1), chosen, at.z)
-    # the next range of dampings starts a decade below the one that won, or above all that lost
-    nearby = at.damping * 10.0 ** torch.where(taken, best - 2, _CANDIDATES - 1)
+    # the next range of dampings starts a decade below the one that won, above all that lost, anew after pure Newton
+    damping = (at.damping * 10.0 ** torch.where(taken, best - 2, _CANDIDATES - 1)).clamp_min(_LEAST_DAMPING)
     stuck = unfinished & ~taken & (at.promise(steps)[-1] <= at.threshold(tolerance))
     return _Search(
         *_expand(model, context, z, at.floor),
         floor=at.floor,
-        damping=torch.where(unfinished & ~(taken & (best == 0)), nearby, _DAMPING),
+        damping=torch.where(unfinished & ~(taken & (best == 0)), damping, _DAMPING),
         stalled=at.stalled | stuck,
         n_steps=at.n_steps + unfinished,
     )
@@ -243,7 +242,9 @@ def _derivatives(log_p: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, 
         z = z.detach().requires_grad_()
         value = log_p(z)
         if not value.requires_grad:
-            raise SettingError("log_joint carries no gradient in z; write it in torch operations, with nothing detached.")
+            raise SettingError(
+                "log_joint carries no gradient in z; write it in torch operations, with nothing detached."
+            )
         (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True, materialize_grads=True)
         rows = [_row(gradient[..., i].sum(), z) for i in range(z.shape[-1])]
     return value.detach(), gradient.detach(), _symmetric(torch.stack(rows, -2))
@@ -286,9 +287,9 @@ def refine_elbo(
     *,
     generator: Randomness,
     stages: Sequence[tuple[Loss, int]] = STAGES,
-    k: int = 16,
+    k: int = 8,
     lr: float = 0.03,
-    n_check: int = 256,
+    n_groups: int = 64,
     axis: int = 0,
     max_bytes: int | None = None,
     progress: Progress = silent,
@@ -298,24 +299,26 @@ def refine_elbo(
     With start :math:`(\mu_0, R_0)` the parameters are m and a triangular T in :math:`\mu = \mu_0 + R_0 m`,
     :math:`R = R_0 T`, so that `lr` is in standard deviations of the start whatever its scale. Adam with k fresh
     particles a step and a rate that falls to zero within each stage; a Student-t keeps its `df`. At the end the better
-    of before and after is kept for each observation, by the IWELBO of `n_check` fresh particles on the same noise.
+    of before and after is kept for each observation: by the IWELBO of k particles, the mean over `n_groups` of them on
+    fresh noise, the same for both. (One IWELBO of all particles would be evidence plus noise for either.)
 
     For `axis` and `max_bytes` see `refine`. Shapes: ``x (*batch, p)``, ``start`` over ``(*batch, d)``.
     """
     _check_positive(lr=lr)
     n_steps = sum(check_count(count, name="steps of a stage") for _, count in stages)
-    check_count(n_check, name="n_check")
-    loc, tril = start.loc.detach(), _tril(start).detach()
+    check_count(n_groups, name="n_groups")
+    loc, tril, df = start.loc.detach(), _tril(start.detach()), start.detach().df
     axis = _check_axis(x, loc, axis)
     parts = []
-    for rows in _chunks(model, x, loc, axis, max_bytes, copies=max(check_count(k), n_check // 4)):
-        before = Elliptical(loc.index_select(axis, rows), Triangular(tril.index_select(axis, rows)), start.df)
+    for rows in _chunks(model, x, loc, axis, max_bytes, copies=check_count(k)):
+        before = Elliptical(loc.index_select(axis, rows), Triangular(tril.index_select(axis, rows)), df)
         context = prepared(model, x.index_select(axis, rows))
-        after = _descend(model, context, before.detach(), stages, k, lr, generator)
-        parts.append(_better(model, context, before.detach(), after, before.noise(n_check, as_source(generator))))
+        after = _descend(model, context, before, stages, k, lr, generator)
+        noises = (before.noise(k, as_source(generator)) for _ in range(n_groups))
+        parts.append(_better(model, context, before, after, noises))
         progress(int(rows[-1]) + 1, loc.shape[axis], "improving proposals")
     loc, tril, gain = (torch.cat(column, axis) for column in zip(*parts, strict=True))
-    return Improved(Elliptical(loc, Triangular(tril), start.detach().df), gain, n_steps, n_steps * k)
+    return Improved(Elliptical(loc, Triangular(tril), df), gain, n_steps, n_steps * k)
 
 
 def _descend(
@@ -358,10 +361,11 @@ def _loss(model: Model, context: Any, q: Elliptical, noise: Noise, objective: Lo
 
 @torch.no_grad()
 def _better(
-    model: Model, context: Any, before: Elliptical, after: Elliptical, noise: Noise
+    model: Model, context: Any, before: Elliptical, after: Elliptical, noises: Iterator[Noise]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Location and root of whichever has the higher IWELBO, and the gain over `before`."""
-    old, new = (_iwelbo(model, context, q, noise) for q in (before, after))
+    """Location and root of whichever has the higher mean IWELBO on the same noise, and the gain over `before`."""
+    bounds = [torch.stack([_iwelbo(model, context, q, noise) for q in (before, after)]) for noise in noises]
+    old, new = torch.stack(bounds).mean(0)
     keep = new > old
     loc = torch.where(keep.unsqueeze(-1), after.loc, before.loc)
     tril = torch.where(keep[..., None, None], _tril(after), _tril(before))
@@ -392,7 +396,9 @@ def gradient_direction(f: Callable[[Tensor], Tensor], distribution: Elliptical) 
         z = distribution.loc.detach()[None].requires_grad_()
         value = f(z)
         if value.shape != z.shape[:-1]:
-            raise ShapeError(f"f gives {tuple(value.shape)} for latents {tuple(z.shape)}; one number a latent is needed.")
+            raise ShapeError(
+                f"f gives {tuple(value.shape)} for latents {tuple(z.shape)}; one number a latent is needed."
+            )
         direction = torch.autograd.grad(value.sum(), z, allow_unused=True)[0] if value.requires_grad else None
     if direction is None or not direction.any():
         raise SettingError("f does not change with z at any location; pass the smooth score an indicator is cut from.")
@@ -436,9 +442,7 @@ def _check_positive(**settings: float) -> None:
             raise SettingError(f"{name}={value} must be positive.")
 
 
-def _chunks(
-    model: Model, x: Tensor, z: Tensor, axis: int, max_bytes: int | None, *, copies: int
-) -> Iterator[Tensor]:
+def _chunks(model: Model, x: Tensor, z: Tensor, axis: int, max_bytes: int | None, *, copies: int) -> Iterator[Tensor]:
     """Indices along `axis`, as many at a time as fit `max_bytes` when each holds `copies` graphs."""
     budget = _BUDGET if max_bytes is None else check_count(max_bytes, name="max_bytes")
     each = max(1, copies * _bytes_each(model, x, z, axis))

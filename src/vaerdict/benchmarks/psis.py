@@ -29,20 +29,18 @@ def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, A
     peer_s, peer_khat, peer = _time_arviz(log_w, repeats)
     rows = []
     for done, (name, device, dtype) in enumerate(cases):
-        progress(1 + done, 1 + len(cases), f"{name} {device}")
+        progress(1 + done, 1 + len(cases), f"{name} on {device}")
         ours_s, khat = _time_ours(_CASES[name], log_w.to(device, dtype), repeats)
         rows.append(
             {
                 "case": f"{name} {n}x{k}",
-                "device": torch.cuda.get_device_name()
-                if device == "cuda"
-                else f"cpu, {torch.get_num_threads()} threads",
+                "device": _device_name(device),
                 "dtype": str(dtype).removeprefix("torch."),
                 "ours_s": ours_s,
                 "peer": peer,
                 "peer_s": peer_s,
                 "ratio": peer_s / ours_s,
-                "max_khat_difference": (khat.cpu() - peer_khat).abs().max().item(),
+                "max_khat_difference": (khat - peer_khat).abs().max().item(),
             }
         )
     progress(1 + len(cases), 1 + len(cases), "done")
@@ -55,6 +53,10 @@ _CASES: dict[str, Callable[[Tensor], Tensor]] = {"psis": lambda w: diagnostics.p
 
 def _devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 def _weights(k: int, n: int) -> Tensor:

@@ -68,7 +68,11 @@ def beyond(preset: Preset, unit: Unit) -> dict[str, Any]:
         named["IWAE-flow"] = _flow(problem, winner, x_train, x_valid, seed)
     named |= _mixtures(winner, named, x_valid, seed)
     base = {"model": steps.winner.name, "seed": seed, "k_train": CONVERGED.n_particles, "training": "converged"}
-    rows = [{**base, "proposal": name, **row} for name, q in named.items() for row in _variants(problem, preset, winner, q, seed)]
+    rows = [
+        {**base, "proposal": name, **row}
+        for name, q in named.items()
+        for row in _variants(problem, preset, winner, q, seed)
+    ]
     rows += [{**base, "proposal": "REFINED", **row} for row in _refined(problem, preset, winner, named["IWAE"], seed)]
     curve = _curve(problem, preset, winner, named, seed)
     selection = [score._asdict() for score in steps.selection]
@@ -99,7 +103,11 @@ def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: 
     if isinstance(q, nn.Module) and hasattr(q, "full"):
         kinds.append(("aligned", Aligned(q), sobol))
     return [
-        {"noise": noise, "estimator": estimator, **measure(problem, preset, model, p, seed=seed, smooth=smooth, source=source)}
+        {
+            "noise": noise,
+            "estimator": estimator,
+            **measure(problem, preset, model, p, seed=seed, smooth=smooth, source=source),
+        }
         for noise, p, source in kinds
         for estimator, smooth in (("snis", False), ("psis", True))
     ]
@@ -107,17 +115,11 @@ def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: 
 
 def _refined(problem: Problem, preset: Preset, model: PPCA, start: Proposal, seed: int) -> list[dict[str, Any]]:
     local = refine(model, problem.data.x_test, start).distribution
-    kinds = [("iid", local, seeded), ("sobol", local, sobol), ("aligned", Aligned(lambda x: _cut(local, x)), sobol)]
+    kinds = [("iid", local, seeded), ("sobol", local, sobol), ("aligned", Aligned(lambda x: local.at(slice(len(x)))), sobol)]
     return [
         {"noise": noise, "estimator": "snis", **measure(problem, preset, model, q, seed=seed, source=source)}
         for noise, q, source in kinds
     ]
-
-
-def _cut(local: Elliptical, x: Tensor) -> Elliptical:
-    """A distribution made for all test points, for the first of them."""
-    root = type(local.root)(*(part[: len(x)] for part in local.root))
-    return Elliptical(local.loc[: len(x)], root, local.df)
 
 
 def _mixtures(model: PPCA, named: Mapping[str, Proposal], x: Tensor, seed: int) -> dict[str, Proposal]:
@@ -128,12 +130,12 @@ def _mixtures(model: PPCA, named: Mapping[str, Proposal], x: Tensor, seed: int) 
     z, log_q = mixture.draw(x, 400, generator=seeded(40_000 + seed))
     with torch.no_grad():
         shares = optimal_shares(
-            model.log_joint(x, z), mixture.component_log_prob(z, x), log_q, floor={"PRIOR": 0.05}, names=list(mixture.components)
+            model.log_joint(x, z), mixture.component_log_prob(z, x), log_q, floor=[0.0, 0.0, 0.0, 0.05]
         )
     return {
         "MIS": Mixture({**equal, "PRIOR": mixture.components["PRIOR"]}),
         "MIS-full": mixture,
-        "MIS-full-optimal": Mixture(mixture.components, shares),
+        "MIS-full-optimal": Mixture(mixture.components, dict(zip(mixture.components, shares.tolist(), strict=True))),
     }
 
 
@@ -144,9 +146,13 @@ def _flow(problem: Problem, model: PPCA, x_train: Tensor, x_valid: Tensor, seed:
     return fit.proposal  # type: ignore[return-value]
 
 
-def _curve(problem: Problem, preset: Preset, model: PPCA, named: Mapping[str, Proposal], seed: int) -> list[dict[str, Any]]:
+def _curve(
+    problem: Problem, preset: Preset, model: PPCA, named: Mapping[str, Proposal], seed: int
+) -> list[dict[str, Any]]:
     """Inference error against number of draws, for the proposals worth a line in the figure."""
-    lines: list[tuple[str, str, Proposal, Any]] = [(name, "iid", named[name], seeded) for name in ("IWAE", "WW", "CHI", "MIS", "IWAE-full")]
+    lines: list[tuple[str, str, Proposal, Any]] = [
+        (name, "iid", named[name], seeded) for name in ("IWAE", "WW", "CHI", "MIS", "IWAE-full")
+    ]
     lines.append(("IWAE-full", "aligned", Aligned(named["IWAE-full"]), sobol))  # type: ignore[arg-type]
     return [
         {"proposal": name, "noise": noise, "n_draws": n, **_errors(problem, preset, model, q, n, source, seed)}
@@ -155,7 +161,9 @@ def _curve(problem: Problem, preset: Preset, model: PPCA, named: Mapping[str, Pr
     ]
 
 
-def _errors(problem: Problem, preset: Preset, model: PPCA, q: Proposal, n: int, source: Any, seed: int = 0) -> dict[str, Any]:
+def _errors(
+    problem: Problem, preset: Preset, model: PPCA, q: Proposal, n: int, source: Any, seed: int = 0
+) -> dict[str, Any]:
     row = measure(problem, preset, model, q, seed=seed, n_draws=n, source=source, with_khat=False)
     return {key: row[key] for key in ("mae", "mae_inference", "ess")}
 

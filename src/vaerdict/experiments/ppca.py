@@ -54,7 +54,9 @@ class Preset:
 
 PRESETS = {
     "paper": Preset(),
-    "quick": Preset(seeds=1, particles=(5,), epochs=60, score_draws=1000, khat_draws=1000, flow=False, curve=(64, 256, 1024)),
+    "quick": Preset(
+        seeds=1, particles=(5,), epochs=60, score_draws=1000, khat_draws=1000, flow=False, curve=(64, 256, 1024)
+    ),
 }
 
 
@@ -62,7 +64,9 @@ def units(preset: Preset, seeds: int | None = None) -> list[Unit]:
     """Everything the experiment consists of, longest first so that two workers end together."""
     settings = asdict(preset)
     every = range(seeds or preset.seeds)
-    grid = [{"stage": "grid", "k": k, "seed": s, **settings} for k in sorted(preset.particles, reverse=True) for s in every]
+    grid = [
+        {"stage": "grid", "k": k, "seed": s, **settings} for k in sorted(preset.particles, reverse=True) for s in every
+    ]
     beyond = [{"stage": "beyond", "seed": s, **settings} for s in every] if preset.beyond else []
     return [*grid, *beyond, {"stage": "floors", "seed": 0, **settings}]
 
@@ -99,17 +103,25 @@ def grid(preset: Preset, unit: Unit) -> dict[str, Any]:
     return {"models": models, "cross": cross}
 
 
-def cross_rows(problem: Problem, preset: Preset, label: str, fit: Fit, k: int, settings: Settings) -> list[dict[str, Any]]:
+def cross_rows(
+    problem: Problem, preset: Preset, label: str, fit: Fit, k: int, settings: Settings
+) -> list[dict[str, Any]]:
     """Fit fresh proposals of every kind for one fixed model, and measure each of them and their mixture."""
-    wanted = [member(problem, r.name, fit.seed + 1000) for r in PROPOSALS] + [member(problem, "CHI", fit.seed + 1000, Student())]
+    wanted = [member(problem, r.name, fit.seed + 1000) for r in PROPOSALS] + [
+        member(problem, "CHI", fit.seed + 1000, Student())
+    ]
     members = [replace(m, model=fit.model) for m in wanted]
     x = problem.data.x_train
     fitted = train(members, x, x[:64], settings, learn_model=False)
-    named: dict[str, Proposal] = dict(zip([*(r.name for r in PROPOSALS), "CHI-t"], (f.proposal for f in fitted), strict=True))  # type: ignore[arg-type]
+    named: dict[str, Proposal] = dict(
+        zip([*(r.name for r in PROPOSALS), "CHI-t"], (f.proposal for f in fitted), strict=True)
+    )  # type: ignore[arg-type]
     named["MIS"] = Mixture({n: Prior(fit.model.prior) if n == "PRIOR" else named[n] for n in MIXTURE})  # type: ignore[arg-type]
     base = {"model": label, "seed": fit.seed, "k_train": k, "training": "paper"}
     model: PPCA = fit.model  # type: ignore[assignment]
-    return [{**base, "proposal": name, **measure(problem, preset, model, q, seed=fit.seed)} for name, q in named.items()]
+    return [
+        {**base, "proposal": name, **measure(problem, preset, model, q, seed=fit.seed)} for name, q in named.items()
+    ]
 
 
 def member(problem: Problem, name: str, seed: int, family: Normal | Student = Normal()) -> Member:  # noqa: B008 - frozen value
@@ -118,7 +130,9 @@ def member(problem: Problem, name: str, seed: int, family: Normal | Student = No
     return Member(PPCA(problem.data.weight, 1.0), encoder, RECIPES[name], seed)
 
 
-def model_row(problem: Problem, preset: Preset, label: str, fit: Fit, k: int, training: str = "paper") -> dict[str, Any]:
+def model_row(
+    problem: Problem, preset: Preset, label: str, fit: Fit, k: int, training: str = "paper"
+) -> dict[str, Any]:
     """Goodness of a fitted model and of the encoder trained with it."""
     model: PPCA = fit.model  # type: ignore[assignment]
     q: Proposal = fit.proposal  # type: ignore[assignment]
@@ -236,7 +250,11 @@ def khat_summary(model: PPCA, q: Proposal, x: Tensor, n: int, *, seed: int) -> d
     z, log_q = q.draw(x, n, generator=seeded(30_000 + seed))
     khat = diagnostics.khat(model.log_joint(x, z) - log_q)
     ok = (khat <= diagnostics.khat_threshold(n)).double().mean().item()
-    return {"khat": khat.nanmedian().item(), "khat_share_ok": ok, "khat_quantiles": khat.nanquantile(_QUANTILES.to(khat)).tolist()}
+    return {
+        "khat": khat.nanmedian().item(),
+        "khat_share_ok": ok,
+        "khat_quantiles": khat.nanquantile(_QUANTILES.to(khat)).tolist(),
+    }
 
 
 _QUANTILES = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -245,5 +263,3 @@ _QUANTILES = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
 def published() -> Mapping[str, Any]:
     """The paper's numbers (``paper.toml``)."""
     return tomllib.loads(resources.files("vaerdict.experiments").joinpath("paper.toml").read_text())
-
-

@@ -36,7 +36,13 @@ class Run:
 
 
 def run_units(
-    work: Work, units: Sequence[Unit], out: Path, *, resume: bool, workers: int | None = None, progress: Progress = silent
+    work: Work,
+    units: Sequence[Unit],
+    out: Path,
+    *,
+    resume: bool,
+    workers: int | None = None,
+    progress: Progress = silent,
 ) -> Run:
     """Do every unit, in `workers` processes (one a core by default), and return the results in the order given.
 
@@ -62,7 +68,9 @@ def run_units(
 
 
 def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total: int, progress: Progress) -> None:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         pending = {pool.submit(_do, work, unit, path) for unit, path in todo}
         while pending:
             finished, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -102,7 +110,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def manifest(settings: dict[str, Any], seconds: dict[str, float], *, data: torch.Tensor | None = None) -> dict[str, Any]:
+def manifest(
+    settings: dict[str, Any], seconds: dict[str, float], *, data: torch.Tensor | None = None
+) -> dict[str, Any]:
     """What produced a result: command, settings, versions, data hash, hardware, seconds."""
     packages = ("vaerdict", "torch", "numpy", "scipy")
     return {

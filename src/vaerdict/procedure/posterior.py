@@ -15,6 +15,7 @@ from vaerdict.core import (
     Estimate,
     Latent,
     Model,
+    Progress,
     Proposal,
     SettingError,
     ShapeError,
@@ -23,10 +24,12 @@ from vaerdict.core import (
     check_observations,
     map_latent,
     prepared,
+    silent,
 )
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness, seeded
+from vaerdict.procedure.escalation import Escalation, climb, island_mcse
 from vaerdict.proposals import Mixture, check_latent
 
 
@@ -56,7 +59,7 @@ class Posterior:
     source: Tensor
     names: tuple[str, ...] = ("q",)
     smooth: bool = True
-    record: Any = field(default=None, repr=False)
+    record: Escalation | None = field(default=None, repr=False)
 
     @cached_property
     def _psis(self) -> tuple[Tensor, Tensor]:
@@ -75,12 +78,16 @@ class Posterior:
     @property
     def verdict(self) -> Tensor:
         """`Verdict` of each observation: ok (0), caution (1), refuse (2). Shapes: ``(*batch)``."""
+        if self.record is not None:
+            return self.record.verdict.to(self.log_w.device)
         return diagnostics.verdict(self.khat, self.ess, self.log_w.shape[0])
 
     @property
     def log_evidence(self) -> Tensor:
         """IWELBO with all particles: the estimate of log p(x). Shapes: ``(*batch)``."""
-        return torch.logsumexp(self.log_w.double(), 0) - torch.log(torch.tensor(self.log_w.shape[0], dtype=torch.float64))
+        return torch.logsumexp(self.log_w.double(), 0) - torch.log(
+            torch.tensor(self.log_w.shape[0], dtype=torch.float64)
+        )
 
     def expect(self, f: Callable[[Latent], Tensor]) -> Estimate:
         """Posterior expectation of f, by (multiple) importance sampling with Pareto-smoothed weights.
@@ -90,12 +97,29 @@ class Posterior:
         values = f(self.z)
         if not isinstance(values, Tensor) or values.shape[: self.log_w.dim()] != self.log_w.shape:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ShapeError(f"f returned {shape}; it must return one value a particle, shape {tuple(self.log_w.shape)} first.")
+            raise ShapeError(
+                f"f returned {shape}; it must return one value a particle, shape {tuple(self.log_w.shape)} first."
+            )
         if len(self.names) > 1:
             return estimators.mis(values, self.log_w, self.source, smooth=self.smooth)
-        return (estimators.psis if self.smooth else estimators.snis)(values, self.log_w)
+        estimate = (estimators.psis if self.smooth else estimators.snis)(values, self.log_w)
+        if self.record is None or not self.record.islands.any():
+            return estimate
+        return self._with_island_errors(estimate, values)
 
-    def decide(self, loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None = None) -> Decision:
+    def _with_island_errors(self, estimate: Estimate, values: Tensor) -> Estimate:
+        """Particles of sequential Monte Carlo are not independent: plain weights, errors from groups that never met."""
+        assert self.record is not None
+        moved = self.record.islands.to(self.log_w.device).nonzero().flatten()
+        f, log_w = values[:, moved], self.log_w[:, moved]
+        plain = estimators.snis(f, log_w)
+        value, mcse = estimate.value.clone(), estimate.mcse.clone()
+        value[moved], mcse[moved] = plain.value, island_mcse(f, log_w, int(self.record.islands.max()))
+        return estimate._replace(value=value, mcse=mcse)
+
+    def decide(
+        self, loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None = None
+    ) -> Decision:
         """The action of least posterior expected loss.
 
         `loss` is a function of the latent with one column an action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
@@ -118,8 +142,17 @@ class Posterior:
         start = torch.rand(1, *batch, generator=generator, dtype=torch.float64).to(weight)
         steps = torch.arange(check_count(n, name="n"), device=weight.device).reshape(-1, *(1,) * len(batch))
         points = ((steps + start) / n).movedim(0, -1).contiguous()
-        index = torch.searchsorted(weight.movedim(0, -1).contiguous(), points).clamp_max(self.log_w.shape[0] - 1).movedim(-1, 0)
-        return map_latent(lambda t: torch.gather(t, 0, index.reshape(*index.shape, *(1,) * (t.dim() - index.dim())).expand(n, *t.shape[1:])), self.z)
+        index = (
+            torch.searchsorted(weight.movedim(0, -1).contiguous(), points)
+            .clamp_max(self.log_w.shape[0] - 1)
+            .movedim(-1, 0)
+        )
+        return map_latent(
+            lambda t: torch.gather(
+                t, 0, index.reshape(*index.shape, *(1,) * (t.dim() - index.dim())).expand(n, *t.shape[1:])
+            ),
+            self.z,
+        )
 
     def to_arviz(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Any:
         """An arviz ``InferenceData``: resampled latents in `posterior`, weights and diagnostics in `sample_stats`."""
@@ -129,7 +162,9 @@ class Posterior:
         parts = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
         data = arviz.from_dict(
             posterior={name: part.detach().cpu().numpy()[None] for name, part in parts.items()},
-            sample_stats={"log_weight": self.log_w.detach().cpu().numpy()[None]} if n in (None, self.log_w.shape[0]) else None,
+            sample_stats={"log_weight": self.log_w.detach().cpu().numpy()[None]}
+            if n in (None, self.log_w.shape[0])
+            else None,
         )
         data.add_groups(importance_diagnostics={"khat": self.khat.cpu().numpy(), "ess": self.ess.cpu().numpy()})
         return data
@@ -139,21 +174,37 @@ def posterior(
     model: Model,
     x: Tensor,
     proposals: Proposal | Mapping[str, Proposal],
-    n: int,
+    n: int = 1000,
     *,
     shares: Mapping[str, float] | None = None,
+    tolerance: float | None = None,
+    query: Callable[[Latent], Tensor] | None = None,
+    budget: int | None = None,
     generator: Randomness | None = None,
     smooth: bool = True,
+    progress: Progress = silent,
 ) -> Posterior:
     """Weighted particles of the model's posterior at x, n for each observation, from one proposal or several.
 
     Several proposals are combined by multiple importance sampling in the given shares, equal by default.
+
+    With `tolerance` each observation is escalated (`vaerdict.procedure.escalation`) until the Monte-Carlo error of
+    `query`, by default the latent in posterior standard deviations, is within it and the weights can be trusted, or
+    until `budget` model evaluations are spent; ``Posterior.record`` says which rung answered, at what cost, and why.
 
     Shapes: ``x (n_obs, p) -> z (n, n_obs, d), log_w (n, n_obs)``.
     """
     check_observations(x)
     check_count(n, name="n")
     generator = seeded(0, x.device) if generator is None else generator
+    if tolerance is not None:
+        named = dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
+        z, log_w, record = climb(
+            model, x, named, n, query=query, tolerance=tolerance, budget=budget, generator=generator, progress=progress
+        )
+        return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth, record=record)
+    if query is not None or budget is not None:
+        raise SettingError("query and budget belong to escalation; give a tolerance too.")
     q = Mixture(proposals, shares) if isinstance(proposals, Mapping) else proposals
     with torch.no_grad():
         z, log_q = check_latent(q.draw(x, n, generator=generator), model.prior)
@@ -163,11 +214,57 @@ def posterior(
     return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth)
 
 
-def _loss_function(loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None) -> Callable[[Latent], Tensor]:
+class Answer(NamedTuple):
+    """A posterior expectation with everything that speaks for or against it, one entry an observation.
+
+    ``rung`` names what answered, ``cost`` counts model evaluations, ``reason`` says why, ``verdict`` is a `Verdict`.
+    """
+
+    value: Tensor
+    mcse: Tensor
+    ess: Tensor
+    khat: Tensor
+    verdict: Tensor
+    rung: list[str]
+    cost: Tensor
+    reason: list[str]
+
+
+def expect(
+    model: Model,
+    x: Tensor,
+    f: Callable[[Latent], Tensor],
+    proposals: Proposal | Mapping[str, Proposal] | None = None,
+    n: int = 1000,
+    *,
+    tolerance: float = 0.02,
+    budget: int | None = None,
+    generator: Randomness | None = None,
+    progress: Progress = silent,
+) -> Answer:
+    """E[f(z) | x] to within `tolerance`, or an honest refusal, for each observation.
+
+    Without proposals the model's own curvature and its prior are all there is to start from. Shapes: ``x (n_obs, p)``,
+    ``f: (K, n_obs, d) -> (K, n_obs, *out)``.
+    """
+    named: Proposal | Mapping[str, Proposal] = {} if proposals is None else proposals
+    answer = posterior(
+        model, x, named, n, tolerance=tolerance, query=f, budget=budget, generator=generator, progress=progress
+    )
+    estimate, record = answer.expect(f), answer.record
+    assert record is not None
+    return Answer(*estimate, answer.verdict, record.rung, record.cost, record.reason)
+
+
+def _loss_function(
+    loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None
+) -> Callable[[Latent], Tensor]:
     if not isinstance(loss, Tensor):
         return loss
     if state is None:
-        raise SettingError("a loss matrix (actions, states) needs `state`, the probability of each state given the latent.")
+        raise SettingError(
+            "a loss matrix (actions, states) needs `state`, the probability of each state given the latent."
+        )
     matrix = loss
 
     def expected(z: Latent) -> Tensor:

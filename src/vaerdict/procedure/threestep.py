@@ -97,11 +97,15 @@ class ThreeStep:
             raise SettingError("nothing has been fitted yet; call fit(x_train, x_valid) first.")
         return self._winner
 
-    def fit(self, x_train: Tensor, x_valid: Tensor, *, checkpoint: Path | None = None, progress: Progress = silent) -> ThreeStep:
+    def fit(
+        self, x_train: Tensor, x_valid: Tensor, *, checkpoint: Path | None = None, progress: Progress = silent
+    ) -> ThreeStep:
         """Steps one and two. `x_valid` decides when training ends and which model is kept: keep a test set apart."""
         folder = None if checkpoint is None else checkpoint / "models"
         members = [self._member(recipe, seed, x_train, Normal()) for recipe in self.objectives for seed in self.seeds]
-        self.fits = train(members, x_train, x_valid, self.settings, device=self.device, checkpoint=folder, progress=progress)
+        self.fits = train(
+            members, x_train, x_valid, self.settings, device=self.device, checkpoint=folder, progress=progress
+        )
         self._winner, self.selection = select(self.fits, x_valid.to(self.device))
         best = self.selection[0]
         log.info("kept %s (seed %d), held-out evidence %.3f", best.model, best.seed, best.iwelbo_best)
@@ -115,17 +119,29 @@ class ThreeStep:
     def posterior(self, x: Tensor, n: int = 1000, *, generator: Randomness | None = None) -> Posterior:
         """Weighted particles at x from the mixture of step three, n for each observation."""
         mixture = self.mixture()
-        return posterior(self.model, x.to(self.device), mixture.components, n, shares=mixture.shares, generator=generator)
+        return posterior(
+            self.model, x.to(self.device), mixture.components, n, shares=mixture.shares, generator=generator
+        )
 
-    def _fit_proposals(self, x_train: Tensor, x_valid: Tensor, checkpoint: Path | None, progress: Progress) -> dict[str, Proposal]:
+    def _fit_proposals(
+        self, x_train: Tensor, x_valid: Tensor, checkpoint: Path | None, progress: Progress
+    ) -> dict[str, Proposal]:
         folder = None if checkpoint is None else checkpoint / "proposals"
         named = {f"{r.name}{f.suffix}": (r, f) for f in self.families for r in self.recipes}
         seed = self.winner.seed
         members = [
-            replace(self._member(recipe, seed, x_train, family), model=self.winner.model) for recipe, family in named.values()
+            replace(self._member(recipe, seed, x_train, family), model=self.winner.model)
+            for recipe, family in named.values()
         ]
         fits = train(
-            members, x_train, x_valid, self.settings, learn_model=False, device=self.device, checkpoint=folder, progress=progress
+            members,
+            x_train,
+            x_valid,
+            self.settings,
+            learn_model=False,
+            device=self.device,
+            checkpoint=folder,
+            progress=progress,
         )
         return dict(zip(named, (fit.proposal for fit in fits), strict=True))  # type: ignore[arg-type]
 
@@ -134,7 +150,9 @@ class ThreeStep:
         model = self._fresh_model(generator)
         event = tuple(model.prior.event_shape)  # type: ignore[union-attr]
         if len(event) != 1:
-            raise SettingError(f"the model's prior has event shape {event}; encoders are made for one vector of latents, (d,).")
+            raise SettingError(
+                f"the model's prior has event shape {event}; encoders are made for one vector of latents, (d,)."
+            )
         return Member(model, family.make(x, event[0], hidden=self.hidden, generator=generator), recipe, seed)
 
     def _fresh_model(self, generator: torch.Generator) -> nn.Module:
@@ -189,5 +207,3 @@ def _row(scored: _Scored, winner: _Scored) -> Score:
         float(behind.std()) / n,
         scored.khat,
     )
-
-

@@ -72,8 +72,8 @@ def ais(
     for each observation and whose weights are thrown away: the others stay exactly unbiased. A `step_size` table
     ``(temperatures, *batch)``, such as an earlier result's, is used as it is, without pilots.
 
-    Observations are worked on together as far as `max_bytes` allow (None: half of what is free). The result repeats
-    for the same seed and the same `max_bytes`; another cut uses the random numbers in another order.
+    Observations are worked on together as far as `max_bytes` allow (None: see `memory.default_budget`). The result
+    repeats for the same seed and the same cut; another cut uses the random numbers in another order.
 
     Shapes: ``x (*batch, p)``. Reference: Neal (2001), Wu et al. (2016).
     """

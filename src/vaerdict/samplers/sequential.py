@@ -29,6 +29,7 @@ from vaerdict.samplers.results import beside, log_standard_error
 
 _TARGET_ACCEPTANCE = 0.8
 _GAIN = 2.0
+_RESAMPLE_BELOW = 0.9
 _MOST_TEMPERATURES = 1000
 
 
@@ -37,7 +38,6 @@ class Settings(NamedTuple):
 
     n_islands: int
     ess_target: float
-    resample_below: float
     n_leapfrog: int
     n_moves: int
 
@@ -80,8 +80,7 @@ def smc(
     *,
     n_particles: int = 1024,
     n_islands: int = 16,
-    ess_target: float = 0.5,
-    resample_below: float = 0.7,
+    ess_target: float = 0.7,
     n_leapfrog: int = 3,
     n_moves: int = 1,
     generator: Randomness,
@@ -91,18 +90,18 @@ def smc(
     r"""Carry a population from `initial` to the posterior through temperatures found on the way.
 
     Each observation takes the step in temperature that keeps a share `ess_target` of its effective sample, resamples
-    (systematically, within an island, below a share `resample_below`), and moves all particles by Hamiltonian dynamics
-    in the metric of their weighted covariance. Whitened so, a path of length :math:`\pi/2` makes a particle forget
-    where it was; the step size starts there and shrinks when fewer than 80 % are accepted. An observation that has
-    arrived at the posterior stops costing.
+    (systematically, within an island, below nine tenths), and moves all particles by Hamiltonian dynamics in the metric
+    of their weighted covariance. Whitened so, a path of length :math:`\pi/2` makes a particle forget where it was; the
+    step size starts there and shrinks when fewer than 80 % are accepted. An observation that has arrived at the
+    posterior stops costing.
 
     Temperatures, metric and step sizes are tuned on the population itself, which biases the evidence by O(1/N) (Beskos
     et al., 2016); the standard error comes from islands that resample apart. The result repeats for the same seed and
-    the same `max_bytes` (None: half of what is free).
+    the same cut into chunks by `max_bytes` (None: see `memory.default_budget`).
 
     Shapes: ``x (*batch, p)``. Reference: Del Moral, Doucet & Jasra (2006); Dai et al. (2022).
     """
-    settings = _checked(Settings(n_islands, ess_target, resample_below, n_leapfrog, n_moves), n_particles)
+    settings = _checked(Settings(n_islands, ess_target, n_leapfrog, n_moves), n_particles)
     path, source, done, results = Path(model, initial, check_batch(x)), as_source(generator), 0, []
     for part in chunks(path, n_particles, generator=generator, max_bytes=max_bytes):
         population = _start(part, n_particles, settings, generator)
@@ -122,10 +121,10 @@ def smc(
 def _checked(settings: Settings, n_particles: int) -> Settings:
     for name in ("n_islands", "n_leapfrog", "n_moves"):
         check_count(getattr(settings, name), name=name)
-    for name in ("ess_target", "resample_below"):
-        share = getattr(settings, name)
-        if not 0 < share < 1:
-            raise SettingError(f"{name}={share} is a share of the particles; it must lie strictly between 0 and 1.")
+    if not 0 < settings.ess_target < 1:
+        raise SettingError(
+            f"ess_target={settings.ess_target} is a share of the particles; it must lie between 0 and 1."
+        )
     if settings.n_islands % 2:
         raise SettingError(f"n_islands={settings.n_islands} must be even: the two halves set each other's metric.")
     size, rest = divmod(check_count(n_particles, name="n_particles"), settings.n_islands)
@@ -215,7 +214,7 @@ def _resample(population: _Population, settings: Settings, source: Source) -> No
     """Resample the islands that need it; their particles then share the island's mean weight."""
     p, shape = population, population.log_w.shape
     log_w = _by_island(p.log_w, settings.n_islands)
-    needed = relative_ess(log_w) < settings.resample_below
+    needed = relative_ess(log_w) < _RESAMPLE_BELOW
     stay = torch.arange(log_w.shape[0], device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1))
     ancestors = torch.where(needed, systematic(log_w, source=source), stay)
     island = torch.arange(settings.n_islands, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 2))

@@ -39,6 +39,8 @@ def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, 
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
         raise SettingError(f"{target} is no checkpoint of vaerdict ({error}); delete it to start anew.") from error
     if json.loads(json.dumps(fingerprint)) != notes["fingerprint"]:
-        raise SettingError(f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it.")
+        raise SettingError(
+            f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it."
+        )
     log.info("resuming %s at epoch %d", target, notes["course"]["epoch"])
     return tensors, notes

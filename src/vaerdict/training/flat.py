@@ -66,7 +66,13 @@ class Adam:
 
     def state(self) -> dict[str, Tensor]:
         """Everything needed to go on as if never stopped."""
-        return {"values": self.flat.values, "first": self.first, "second": self.second, "steps": self.steps, "lr": self.lr}
+        return {
+            "values": self.flat.values,
+            "first": self.first,
+            "second": self.second,
+            "steps": self.steps,
+            "lr": self.lr,
+        }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take up a saved `state` in place."""

@@ -108,7 +108,9 @@ def train(
     check_observations(x_train, name="x_train", constant_columns=False)
     check_observations(x_valid, name="x_valid")
     if x_train.shape[1:] != x_valid.shape[1:]:
-        raise DataError(f"x_train has {tuple(x_train.shape[1:])} features, x_valid {tuple(x_valid.shape[1:])}; they must agree.")
+        raise DataError(
+            f"x_train has {tuple(x_train.shape[1:])} features, x_valid {tuple(x_valid.shape[1:])}; they must agree."
+        )
     x_train, x_valid = x_train.to(device), x_valid.to(device)
     fits: dict[int, Fit] = {}
     groups = _grouped(members, settings, x_train)
@@ -122,7 +124,9 @@ def train(
         )
         path = None if checkpoint is None else checkpoint / f"stack-{number}"
         what = f"{'+'.join(dict.fromkeys(m.recipe.name for m in stack.members))} ({number + 1} of {len(groups)})"
-        trained = _run(stack, x_train, x_valid, settings, path, lambda done, total, _, what=what: progress(done, total, what))
+        trained = _run(
+            stack, x_train, x_valid, settings, path, lambda done, total, _, what=what: progress(done, total, what)
+        )
         fits.update(zip(group, trained, strict=True))
     return [fits[i] for i in range(len(members))]
 
@@ -147,7 +151,9 @@ def stack_size(rows: int, device: torch.device) -> int:
     return max(1, budget // rows)
 
 
-def _run(stack: Stack, x: Tensor, x_valid: Tensor, settings: Settings, path: Path | None, progress: Progress) -> list[Fit]:
+def _run(
+    stack: Stack, x: Tensor, x_valid: Tensor, settings: Settings, path: Path | None, progress: Progress
+) -> list[Fit]:
     course = _Course.start(stack)
     best = [stack.theta.flat.values.clone(), stack.phi.flat.values.clone()]
     saved = None if path is None else load_checkpoint(path, _fingerprint(stack, x, settings))
@@ -287,7 +293,9 @@ def _fingerprint(stack: Stack, x: Tensor, settings: Settings) -> dict[str, objec
 
 
 def _save(stack: Stack, best: list[Tensor], course: _Course, path: Path, fingerprint: dict[str, object]) -> None:
-    tensors = {f"theta.{k}": v for k, v in stack.theta.state().items()} | {f"phi.{k}": v for k, v in stack.phi.state().items()}
+    tensors = {f"theta.{k}": v for k, v in stack.theta.state().items()} | {
+        f"phi.{k}": v for k, v in stack.phi.state().items()
+    }
     tensors |= {"best.theta": best[0], "best.phi": best[1]}
     tensors |= {f"generator.{i}": g.get_state() for i, g in enumerate(stack.generators)}
     save_checkpoint(path, tensors, {"fingerprint": fingerprint, "course": asdict(course)})

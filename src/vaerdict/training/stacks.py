@@ -46,7 +46,11 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
     """Everything about a module but the values of its tensors: parts, shapes, and plain attributes such as sizes."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     plain = [
-        (name, type(part), tuple((k, v) for k, v in vars(part).items() if k[0] != "_" and k != "training" and _hashable(v)))
+        (
+            name,
+            type(part),
+            tuple((k, v) for k, v in vars(part).items() if k[0] != "_" and k != "training" and _hashable(v)),
+        )
         for name, part in module.named_modules()
     ]
     return tuple(plain), tuple((name, tuple(t.shape), t.requires_grad) for name, t in tensors)
@@ -62,7 +66,9 @@ class Stack:
     A batch is ``(members, n, p)``; a member that cannot be stacked is alone and sees ``(n, p)``.
     """
 
-    def __init__(self, members: Sequence[Member], *, lr_theta: float, lr_phi: float, learn_model: bool, device: torch.device) -> None:
+    def __init__(
+        self, members: Sequence[Member], *, lr_theta: float, lr_phi: float, learn_model: bool, device: torch.device
+    ) -> None:
         self.members = list(members)
         self.stacked = len(members) > 1
         self.model = self._join([m.model for m in members]).to(device)
@@ -122,7 +128,9 @@ class Stack:
         z = z if loss.z_grad else z.detach()
         log_q = (q if loss.q_grad else q.detach()).log_prob(z)
         both = torch.stack([self._log_weights(x, z, log_q, beta), log_q])
-        return self._per_member(both, lambda index, part: self.members[index].recipe.phi(part[0], part[1]), self._by_loss)
+        return self._per_member(
+            both, lambda index, part: self.members[index].recipe.phi(part[0], part[1]), self._by_loss
+        )
 
     def _log_weights(self, x: Tensor, z: Tensor, log_q: Tensor, beta: Tensor | None) -> Tensor:
         """Log-weights with the KL term multiplied by beta: log p(x | z) + beta (log p(z) - log q(z | x))."""
@@ -144,7 +152,11 @@ class Stack:
     @torch.no_grad()
     def score(self, x: Tensor, k: int, *, chunk: int = 1024) -> Tensor:
         """Held-out IWELBO of each member by its own proposal, with the same noise at every call. Shapes: ``-> (members,)``."""
-        source: Source = Iid(tuple(seeded(_mix(m.seed, "held out"), g.device) for m, g in zip(self.members, self.generators, strict=True)))
+        source: Source = Iid(
+            tuple(
+                seeded(_mix(m.seed, "held out"), g.device) for m, g in zip(self.members, self.generators, strict=True)
+            )
+        )
         total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
         for part in x.split(chunk):
             batch = part.expand(len(self.members), *part.shape) if self.stacked else part
@@ -158,7 +170,12 @@ class Stack:
     def mutual_information(self, x: Tensor) -> Tensor:
         """Mutual information of x and z under q, in nats, up to log n for n observations. Shapes: ``-> (members,)``."""
         n, batch = x.shape[0], x.expand(len(self.members), *x.shape) if self.stacked else x
-        source: Source = Iid(tuple(seeded(_mix(m.seed, "information"), g.device) for m, g in zip(self.members, self.generators, strict=True)))
+        source: Source = Iid(
+            tuple(
+                seeded(_mix(m.seed, "information"), g.device)
+                for m, g in zip(self.members, self.generators, strict=True)
+            )
+        )
         q = self.proposal(batch)
         z = q.transform(self.proposal.noise(batch, 1, source))[0]  # type: ignore[operator]
         every = z.movedim(-2, 0).unsqueeze(-2).expand(n, *z.shape)  # particle i against each observation j
@@ -171,7 +188,9 @@ class Stack:
         """The members' modules, each on its own again."""
         if not self.stacked:
             return [(self.model, self.proposal)]
-        return [(unstack(self.model, m.model, i), unstack(self.proposal, m.proposal, i)) for i, m in enumerate(self.members)]
+        return [
+            (unstack(self.model, m.model, i), unstack(self.proposal, m.proposal, i)) for i, m in enumerate(self.members)
+        ]
 
 
 def _index_by(values: Sequence[Any]) -> list[list[int]]:

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import assert_mean
+from scipy import stats
+from torch import Tensor
+
+from vaerdict.core import SettingError, ShapeError
+from vaerdict.models.ppca import PPCA, LambdaPPCA, LinearGaussian
+from vaerdict.networks import stack
+from vaerdict.noise import seeded
+
+
+def make(kind: str, seed: int = 0) -> LinearGaussian:
+    g = seeded(seed)
+    weight = torch.randn(5, 2, generator=g, dtype=torch.double)
+    mean = torch.randn(5, generator=g, dtype=torch.double)
+    if kind == "lambda":
+        return LambdaPPCA(weight, 0.6 - 0.3 * seed, mean)
+    return PPCA(weight, 0.3 + torch.rand(5, generator=g, dtype=torch.double), mean)
+
+
+@pytest.fixture(params=["free", "lambda"])
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def x(generator) -> Tensor:
+    return 2 * torch.randn(4, 5, generator=generator, dtype=torch.double)
+
+
+@torch.no_grad()
+def test_evidence_is_the_marginal_normal_of_x(kind, x):
+    model = make(kind)
+    matrix = model.loading @ model.loading.mT + torch.diag(model.noise_sd**2)
+    exact = stats.multivariate_normal(model.center.numpy(), matrix.numpy()).logpdf(x.numpy())
+    torch.testing.assert_close(model.log_evidence(x), torch.as_tensor(exact))
+
+
+@torch.no_grad()
+def test_joint_is_posterior_times_evidence_at_every_z(kind, x, generator):
+    model = make(kind)
+    z = 3 * torch.randn(7, 4, 2, generator=generator, dtype=torch.double)
+    torch.testing.assert_close(model.log_joint(x, z), model.posterior(x).log_prob(z) + model.log_evidence(x))
+    likelihood = torch.distributions.Normal(model.center + z @ model.loading.mT, model.noise_sd).log_prob(x).sum(-1)
+    torch.testing.assert_close(model.log_joint(x, z), likelihood + model.prior.log_prob(z))
+
+
+@torch.no_grad()
+def test_inflating_the_posterior_scales_its_covariance(kind, x):
+    model = make(kind)
+    wide, exact = model.posterior(x, inflate=1.5), model.posterior(x)
+    torch.testing.assert_close(exact.covariance(), model.posterior_covariance().expand(4, 2, 2))
+    torch.testing.assert_close(wide.covariance(), 1.5 * exact.covariance())
+    assert torch.equal(wide.loc, exact.loc)
+
+
+@torch.no_grad()
+def test_tail_probability_is_that_of_the_posterior(kind, x):
+    model = make(kind)
+    nu = torch.tensor([-1.0, 0.0, 0.5], dtype=torch.double)
+    posterior = model.posterior(x)
+    sd = posterior.covariance()[:, 0, 0].sqrt().unsqueeze(1).numpy()
+    exact = stats.norm.sf(nu.numpy(), posterior.loc[:, :1].numpy(), sd)
+    torch.testing.assert_close(model.tail_probability(x, nu), torch.as_tensor(exact))
+    assert model.tail_probability(x.expand(3, 4, 5), nu).shape == (3, 4, 3)
+
+
+@torch.no_grad()
+def test_simulated_pairs_come_from_the_model(kind, generator):
+    model = make(kind)
+    x, z = model.simulate(20_000, generator=generator)
+    tail = model.tail_probability(x, torch.zeros(1, dtype=torch.double))[:, 0]
+    assert_mean((z[:, 0] >= 0).double() - tail, 0.0, rate=1e-6)  # calibrated, so the posterior is that of the simulator
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean((z[:, 0] >= 0.05).double() - tail, 0.0, rate=1e-6)
+    entropy = torch.distributions.MultivariateNormal(
+        model.center, model.loading @ model.loading.mT + torch.diag(model.noise_sd**2)
+    ).entropy()
+    assert_mean(model.log_evidence(x), -entropy.item(), rate=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@torch.no_grad()
+def test_a_stack_gives_what_its_members_give(kind, shared, generator):
+    parts = [make(kind, seed) for seed in range(3)]
+    if shared:  # equal buffers are not repeated, so that the loadings keep two axes
+        for part in parts[1:]:
+            for name, buffer in part.named_buffers():
+                buffer.copy_(parts[0].get_buffer(name))
+    whole = stack(parts)
+    x = torch.randn(3, 4, 5, generator=generator, dtype=torch.double)
+    z = torch.randn(6, 3, 4, 2, generator=generator, dtype=torch.double)
+    nu = torch.tensor([0.0, 1.0], dtype=torch.double)
+    together = (whole.log_joint(x, z), whole.log_evidence(x), whole.tail_probability(x, nu), whole.posterior(x).loc)
+    for m, part in enumerate(parts):
+        alone = (part.log_joint(x[m], z[:, m]), part.log_evidence(x[m]), part.tail_probability(x[m], nu))
+        torch.testing.assert_close(together[0][:, m], alone[0])
+        torch.testing.assert_close(together[1][m], alone[1])
+        torch.testing.assert_close(together[2][m], alone[2])
+        torch.testing.assert_close(together[3][m], part.posterior(x[m]).loc)
+        torch.testing.assert_close(whole.posterior(x).covariance()[m], part.posterior(x[m]).covariance())
+
+
+def test_lambda_sets_noise_and_off_diagonal_loadings():
+    model = LambdaPPCA(torch.ones(3, 2, dtype=torch.double), 0.6)
+    torch.testing.assert_close(model.noise_sd.square(), torch.full((3,), 1 / (1 - 0.36), dtype=torch.double))
+    e = torch.tensor(0.6, dtype=torch.double).exp().item()
+    torch.testing.assert_close(model.loading, torch.tensor([[1, e], [e, 1], [e, e]], dtype=torch.double))
+    torch.testing.assert_close(model.lam.item(), 0.6)
+
+
+def test_what_is_learned_gets_its_gradient(kind, x):
+    model = make(kind)
+    (name,) = dict(model.named_parameters())
+    assert name == {"free": "log_noise", "lambda": "raw"}[kind]
+    value = model.get_parameter(name).detach().requires_grad_()
+
+    def evidence(v: Tensor) -> Tensor:
+        return torch.func.functional_call(Evidence(model), {f"model.{name}": v}, (x,))
+
+    assert torch.autograd.gradcheck(evidence, (value,))
+
+
+class Evidence(torch.nn.Module):
+    def __init__(self, model: LinearGaussian) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.log_evidence(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: PPCA(torch.ones(3), 1.0), ShapeError, r"weight has shape \(3,\); expected \(features, latents\)"),
+        (lambda: LambdaPPCA(torch.ones(3), 0.1), ShapeError, r"base has shape \(3,\)"),
+        (lambda: PPCA(torch.ones(3, 2), 0.0), SettingError, "minimum 0; it must be positive and finite"),
+        (lambda: PPCA(torch.ones(3, 2), torch.tensor([1.0, torch.nan, 1.0])), SettingError, "positive and finite"),
+        (lambda: PPCA(torch.ones(3, 2), 1.0, torch.zeros(2)), ShapeError, "one value for each of 3 features"),
+        (lambda: LambdaPPCA(torch.ones(3, 2), 1.0), SettingError, r"lam=1.0 must lie in \(-1, 1\)"),
+    ],
+)
+def test_models_that_make_no_sense_are_refused(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+@pytest.mark.parametrize("features", [1, 4])
+def test_observations_and_latents_of_another_size_are_refused(features):
+    model, x = PPCA(torch.ones(3, 2), 1.0), torch.zeros(6, features)
+    for call in (model.log_evidence, model.posterior, lambda x: model.log_joint(x, torch.zeros(1, 6, 2))):
+        with pytest.raises(ShapeError, match=f"x has {features} features, the model 3; pass the features"):
+            call(x)
+    with pytest.raises(ShapeError, match="z has 5 latents, the model 2; make both with the same latent dimension"):
+        model.log_joint(torch.zeros(6, 3), torch.zeros(1, 6, 5))

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from checks import assert_mean
+from torch import Tensor, nn
+
+from vaerdict import core, proposals
+from vaerdict.core import Draws, SettingError, ShapeError
+from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.models.ppca import PPCA
+from vaerdict.networks import stack, stackable
+from vaerdict.noise import Sobol, as_source, seeded
+from vaerdict.proposals import Mixture, Normal, Prior, SplineFlow, Student, Trainable, defensive, optimal_shares
+
+FAMILIES: dict[str, proposals.Family] = {
+    "normal": Normal(),
+    "normal-full": Normal(full=True),
+    "student": Student(df=5.0),
+    "student-full": Student(df=4.0, full=True, learn_df=True),
+    "flow": SplineFlow(transforms=2),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> PPCA:
+    return PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 1.5).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def x(model) -> Tensor:
+    return model.simulate(6, generator=seeded(1))[0]
+
+
+def made(name: str, x: Tensor, seed: int = 2) -> Trainable:
+    family = FAMILIES[name]
+    assert isinstance(family, proposals.Family)
+    module = family.make(x, 2, hidden=(16,), generator=seeded(seed))
+    assert isinstance(module, Trainable)
+    return module
+
+
+def proposal(name: str, model: PPCA, x: Tensor) -> core.Proposal:
+    if name in FAMILIES:
+        return made(name, x)
+    mixture = defensive({"wide": model.posterior(x, inflate=2.0), "normal": made("normal", x)}, model.prior, 0.1)
+    return mixture if name == "mixture" else Prior(model.prior)
+
+
+# ------------------------------------------------------------------------------- the contract of every proposal
+@pytest.fixture(params=[*FAMILIES, "prior", "mixture"])
+def q(request, model, x) -> core.Proposal:
+    return proposal(request.param, model, x)
+
+
+@torch.no_grad()
+def test_draws_repeat_and_carry_their_density(q, x):
+    assert isinstance(q, core.Proposal)
+    z, log_q = q.draw(x, 40, generator=seeded(3))
+    assert (z.shape, log_q.shape, z.dtype) == ((40, 6, 2), (40, 6), torch.float64)
+    torch.testing.assert_close(log_q, q.log_prob(z, x), rtol=1e-9, atol=1e-9)
+    assert torch.equal(z, q.draw(x, 40, generator=seeded(3)).z)
+    assert not torch.equal(z, q.draw(x, 40, generator=seeded(4)).z)
+    assert q.draw(x, 64, generator=Sobol(seeded(3))).z.shape == (64, 6, 2)
+
+
+@torch.no_grad()
+def test_weights_average_to_the_evidence(q, model, x):
+    z, log_q = q.draw(x, 20_000, generator=seeded(5))
+    ratio = (model.log_joint(x, z) - log_q - model.log_evidence(x)).exp()
+    assert ratio.max() < 2000  # bounded weights, so the normal bound is honest
+    assert_mean(ratio.mean(1), 1.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(1.05 * ratio.mean(1), 1.0, rate=1e-6)
+
+
+def test_no_particles_are_refused(q, x, generator):
+    with pytest.raises(SettingError, match="k=0 must be a whole number of at least 1"):
+        q.draw(x, 0, generator=generator)
+
+
+@torch.no_grad()
+def test_batches_of_any_shape(q, x, generator):
+    many = x.expand(3, 6, 5)
+    if isinstance(q, Mixture):  # its exact posterior is made for one batch
+        q = Mixture({"normal": q.components["normal"], "PRIOR": q.components["PRIOR"]})
+    z, log_q = q.draw(many, 4, generator=generator)
+    assert (z.shape, log_q.shape) == ((4, 3, 6, 2), (4, 3, 6))
+
+
+# ------------------------------------------------------------------------------------------- trainable families
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stopping_keeps_the_value_and_drops_the_gradient_in_the_parameters(name, x):
+    q = made(name, x)
+    parameters = list(q.parameters())
+    conditional = q(x)
+    assert isinstance(conditional, proposals.Conditional)
+    z = conditional.transform(conditional.noise(3, as_source(seeded(0))))
+    live, stopped = conditional.log_prob(z.detach()), conditional.detach().log_prob(z.detach())
+    torch.testing.assert_close(stopped, live, rtol=1e-12, atol=1e-12)
+    assert not stopped.requires_grad
+    assert all(g is not None for g in torch.autograd.grad(live.sum(), parameters, retain_graph=True))
+    assert any(g.abs().sum() > 0 for g in torch.autograd.grad(conditional.detach().log_prob(z).sum(), parameters))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_noise_is_that_of_the_draw(name, x):
+    q = made(name, x)
+    noise = q.noise(x, 3, as_source(seeded(7)))
+    assert torch.equal(q(x).transform(noise), q.draw(x, 3, generator=seeded(7)).z)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "flow"])
+@torch.no_grad()
+def test_a_stack_of_proposals_equals_its_members(name, x):
+    parts = [made(name, x, seed) for seed in range(3)]
+    for i, part in enumerate(parts):
+        if isinstance(part.log_df, nn.Parameter):
+            part.log_df += 0.3 * i
+    whole = stack(parts)
+    assert isinstance(whole, Trainable)
+    draws = whole.draw(x.expand(3, 6, 5), 4, generator=[seeded(s) for s in range(3)])
+    for m, part in enumerate(parts):
+        alone = part.draw(x, 4, generator=seeded(m))
+        torch.testing.assert_close(draws.z[:, m], alone.z, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(draws.log_q[:, m], alone.log_q, rtol=1e-12, atol=1e-12)
+
+
+def test_families_start_near_the_prior_and_name_themselves(x):
+    suffixes = [family.suffix for family in FAMILIES.values()]
+    assert suffixes == ["", "-full", "-t", "-full-t", "-flow"]
+    covariance = made("normal-full", x)(x).covariance().detach()
+    assert (covariance.diagonal(dim1=-2, dim2=-1) < 5).all()
+    assert (covariance.diagonal(dim1=-2, dim2=-1) > 0.2).all()
+    assert stackable(made("normal", x))
+    assert not stackable(made("flow", x))
+
+
+def test_only_a_learned_df_is_a_parameter(x):
+    assert "log_df" in dict(made("student-full", x).named_parameters())
+    assert "log_df" in dict(made("student", x).named_buffers())
+    with pytest.raises(SettingError, match="df=0 must be positive; 5 is a good start"):
+        Student(df=0)
+
+
+@pytest.mark.parametrize("name", ["normal", "flow"])
+def test_a_column_constant_in_training_does_no_harm_where_it_varies(name, x):
+    flat = torch.cat([x, torch.ones(6, 1, dtype=torch.double)], -1)
+    q = made(name, flat)
+    flat[0, -1] = 3.0
+    assert torch.isfinite(q.draw(flat, 5, generator=seeded(0)).log_q).all()
+    assert q.draw(flat, 5, generator=seeded(0)).z.abs().max() < 1e3
+    assert torch.isfinite(made(name, flat[:1]).draw(flat, 5, generator=seeded(0)).log_q).all()  # one row has no spread
+
+
+def test_a_flow_inverts_its_own_transform(x):
+    q = made("flow", x)
+    assert isinstance(q, proposals.Flow)
+    noise = q.noise(x, 50, as_source(seeded(0)))
+    z = q(x).transform(noise)
+    back = q.flow.flow((x - q.center) / q.spread).transform(z)
+    torch.testing.assert_close(back, noise.normal, rtol=1e-9, atol=1e-9)
+
+
+def test_a_flow_says_how_to_get_zuko(x, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zuko.flows", None)
+    with pytest.raises(SettingError, match=r"need zuko; install it with `pip install vaerdict\[flows\]`"):
+        made("flow", x)
+
+
+def test_a_trainable_without_a_distribution_says_so(x):
+    class Empty(Trainable):
+        pass
+
+    with pytest.raises(SettingError, match="Empty must say which distribution it returns"):
+        Empty()(x)
+
+
+# --------------------------------------------------------------------------------------------------- the prior
+@pytest.mark.parametrize(
+    "prior",
+    [
+        StandardNormal(2),
+        torch.distributions.Normal(torch.zeros(2), torch.ones(2)),
+        torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2)),
+    ],
+    ids=["ours", "coordinates", "joint"],
+)
+def test_priors_of_torch_are_drawn_from_the_generator(prior, x):
+    x = x.float()
+    for source in (seeded(0), Sobol(seeded(0)), [seeded(s) for s in range(6)]):
+        if isinstance(source, list) and isinstance(prior, StandardNormal):
+            continue  # a stack has one generator a member
+        z, log_q = Prior(prior).draw(x, 3, generator=source)
+        assert z.shape == (3, 6, 2)
+        torch.testing.assert_close(log_q, StandardNormal(2).log_prob(z))
+    first = Prior(prior).draw(x, 3, generator=seeded(0)).z
+    assert torch.equal(first, Prior(prior).draw(x, 3, generator=seeded(0)).z)
+    assert not torch.equal(first, Prior(prior).draw(x, 3, generator=seeded(1)).z)
+
+
+# --------------------------------------------------------------------------------------------------- mixtures
+def normal_at(center: float, scale: float = 1.0) -> Elliptical:
+    return Elliptical(torch.full((6, 2), center, dtype=torch.double), Diagonal(torch.full((6, 2), scale).double()))
+
+
+@pytest.fixture
+def mixture() -> Mixture:
+    components = {"a": normal_at(-2.0), "b": normal_at(0.0, 2.0), "c": normal_at(1.0)}
+    return Mixture(components, {"a": 5, "b": 3, "c": 2})
+
+
+@pytest.mark.parametrize(
+    ("k", "counts"), [(10, [5, 3, 2]), (7, [4, 2, 1]), (3, [1, 1, 1]), (1000, [500, 300, 200]), (101, [51, 30, 20])]
+)
+def test_particles_are_allocated_by_largest_remainders(mixture, k, counts):
+    assert list(mixture.allocation(k).values()) == counts
+    assert mixture.source(k).bincount().tolist() == counts
+
+
+def test_allocation_uses_every_particle_whatever_the_shares(generator):
+    for _ in range(50):
+        shares = torch.rand(5, generator=generator) + 0.1
+        names = dict(zip("abcde", shares.tolist(), strict=True))
+        mixture = Mixture(dict.fromkeys("abcde", normal_at(0.0)), names)
+        for k in (50, 77, 200):
+            counts = mixture.allocation(k)
+            assert sum(counts.values()) == k
+            assert all(abs(counts[name] - k * mixture.shares[name]) < 1 for name in counts)
+
+
+def test_too_few_particles_name_the_number_that_is_enough(model, x):
+    mixture = defensive({"a": normal_at(0.0)}, model.prior, 0.05)
+    with pytest.raises(SettingError, match="k=5 particles leave PRIOR without a draw; use k=20 or more"):
+        mixture.draw(x, 5, generator=seeded(0))
+    assert mixture.allocation(20) == {"a": 19, "PRIOR": 1}
+
+
+def test_draws_are_weighted_by_the_realised_shares(mixture, x, generator):
+    z, log_q = mixture.draw(x, 7, generator=generator)
+    parts = mixture.component_log_prob(z, x)
+    assert parts.shape == (3, 7, 6)
+    realised, nominal = torch.tensor([4 / 7, 2 / 7, 1 / 7]).log(), torch.tensor([0.5, 0.3, 0.2]).log()
+    torch.testing.assert_close(log_q, torch.logsumexp(realised.double()[:, None, None] + parts, 0), rtol=1e-6, atol=1e-6)
+    density = torch.logsumexp(nominal.double()[:, None, None] + parts, 0)
+    torch.testing.assert_close(mixture.log_prob(z, x), density, rtol=1e-6, atol=1e-6)
+    assert (z[:4].mean() < -1) & (z[6].mean() > z[:4].mean())  # component after component
+
+
+def test_the_density_of_a_mixture_integrates_to_one(mixture, x, generator):
+    wide = normal_at(-0.5, 4.0)
+    z, log_q = wide.draw(x, 20_000, generator=generator)
+    ratio = (mixture.log_prob(z, x) - log_q).exp()
+    assert_mean(ratio, 1.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(1.03 * ratio, 1.0, rate=1e-6)
+
+
+def test_a_share_of_zero_is_left_out(x, generator):
+    class Never:
+        def draw(self, x: Tensor, k: int, *, generator: object) -> Draws:
+            raise AssertionError("drawn")
+
+        log_prob: Callable[[Tensor, Tensor], Tensor]
+
+    mixture = Mixture({"a": normal_at(0.0), "b": Never()}, {"a": 1.0, "b": 0.0})
+    assert torch.equal(mixture.draw(x, 9, generator=generator).log_q, mixture.log_prob(*_last(mixture, x)))
+    assert mixture.allocation(9) == {"a": 9, "b": 0}
+
+
+def _last(mixture: Mixture, x: Tensor) -> tuple[Tensor, Tensor]:
+    return mixture.draw(x, 9, generator=seeded(20200429)).z, x
+
+
+def test_a_defensive_share_bounds_the_weights(model, x, generator):
+    narrow = model.posterior(x, inflate=0.2)
+    safe = defensive({"narrow": narrow}, model.prior, 0.1)
+    assert safe.shares == pytest.approx({"narrow": 0.9, "PRIOR": 0.1})
+    z = safe.draw(x, 5000, generator=generator).z
+    log_w = model.log_joint(x, z) - safe.log_prob(z, x)
+    likelihood = model.log_joint(x, z) - model.prior.log_prob(z)
+    assert (log_w <= likelihood + torch.tensor(10.0).log() + 1e-12).all()
+    assert (model.log_joint(x, z) - narrow.log_prob(z)).max() > log_w.max() + 5  # without it they are huge
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Mixture({}), "a mixture needs at least one component"),
+        (lambda: Mixture({"a": normal_at(0.0)}, {"b": 1.0}), r"shares name \['b'\], components are \['a'\]; they must match"),
+        (lambda: Mixture({"a": normal_at(0.0)}, {"a": -1.0}), "must be non-negative with a positive sum"),
+        (lambda: Mixture({"a": normal_at(0.0)}, {"a": 0.0}), "positive sum"),
+        (lambda: Mixture({"a": normal_at(0.0)}, {"a": float("nan")}), "must be non-negative"),
+        (lambda: defensive({"a": normal_at(0.0)}, StandardNormal(2), 1.0), "share=1.0 of the prior must lie strictly"),
+        (lambda: defensive({}, StandardNormal(2)), "must be at least one"),
+        (lambda: defensive({"PRIOR": normal_at(0.0)}, StandardNormal(2)), "leave the name PRIOR to the prior"),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_refused(build, message):
+    with pytest.raises(SettingError, match=message):
+        build()
+
+
+def test_a_proposal_in_another_space_than_the_prior_is_refused(model, x, generator):
+    draws = StandardNormal(3).draw(x, 2, generator=generator)
+    message = r"draws latents of size \(3,\), the model's prior lives in \(2,\); make both with the same"
+    with pytest.raises(ShapeError, match=message):
+        proposals.check_latent(draws, model.prior)
+    good = StandardNormal(2).draw(x, 2, generator=generator)
+    assert proposals.check_latent(good, model.prior) is good
+
+
+# ---------------------------------------------------------------------------------------------- optimal shares
+def pilot(mixture: Mixture, log_joint: Callable[[Tensor], Tensor], x: Tensor, k: int = 2000) -> tuple[Tensor, Tensor, Tensor]:
+    z, log_q = mixture.draw(x, k, generator=seeded(11))
+    return log_joint(z), mixture.component_log_prob(z, x), log_q
+
+
+def test_optimal_shares_recover_a_target_that_is_a_mixture(x):
+    a, b = normal_at(-1.0), normal_at(1.0, 0.5)
+    target = Mixture({"a": a, "b": b}, {"a": 0.3, "b": 0.7})
+    shares = optimal_shares(*pilot(Mixture({"a": a, "b": b}), lambda z: target.log_prob(z, x) - 4.2, x))
+    torch.testing.assert_close(shares, torch.tensor([0.3, 0.7], dtype=torch.double), atol=1e-3, rtol=0)
+
+
+def test_optimal_shares_leave_a_useless_component_out_and_keep_the_floor(model, x):
+    components = {"good": model.posterior(x, inflate=1.3), "useless": normal_at(12.0, 0.2)}
+    mixture = defensive(components, model.prior)
+    numbers = pilot(mixture, lambda z: model.log_joint(x, z), x)
+    shares = optimal_shares(*numbers, floor=[0.0, 0.0, 0.05])
+    torch.testing.assert_close(shares, torch.tensor([0.95, 0.0, 0.05], dtype=torch.double), atol=1e-6, rtol=0)
+    assert shares[1] == 0
+    assert torch.equal(shares, optimal_shares(*numbers, floor=[0.0, 0.0, 0.05]))  # deterministic
+
+
+def test_optimal_shares_minimise_the_second_moment(model, x):
+    """Against every mixture on a grid of the simplex with the same floor."""
+    components = {"narrow": model.posterior(x, inflate=0.4), "off": normal_at(0.3, 0.4), "wide": model.posterior(x, inflate=4.0)}
+    log_p, log_qs, log_q = pilot(Mixture(components), lambda z: model.log_joint(x, z), x)
+    floor = torch.tensor([0.1, 0.0, 0.0])
+    weight = torch.softmax(log_p - log_q, 0).square()
+
+    def moment(shares: Tensor) -> float:
+        return (weight / ((log_qs - log_q).exp() * shares[:, None, None]).sum(0)).sum().item()
+
+    best = optimal_shares(log_p, log_qs, log_q, floor, least=0.0)
+    assert best.sum().item() == pytest.approx(1)
+    assert (best >= floor - 1e-12).all()
+    grid = [torch.tensor([a, b, 20 - a - b]).double() / 20 for a in range(2, 21) for b in range(21 - a)]
+    assert moment(best) <= min(map(moment, grid)) * (1 + 1e-9)
+    assert moment(best) < 0.9 * moment(torch.full((3,), 1 / 3).double())
+
+
+def test_optimal_shares_refuse_what_does_not_fit():
+    log_w, parts = torch.zeros(4, 2), torch.zeros(3, 4, 2)
+    with pytest.raises(ShapeError, match=r"must be \(K, \*batch\), .*; got \(4, 2\), \(3, 4, 2\) and \(5, 2\)"):
+        optimal_shares(log_w, parts, torch.zeros(5, 2))
+    for floor in ([0.1, 0.1], [0.5, 0.5, 0.0], [-0.1, 0.0, 0.0]):
+        with pytest.raises(SettingError, match="must hold 3 non-negative shares, one a component, of sum below 1"):
+            optimal_shares(log_w, parts, log_w, floor)
+    with pytest.raises(core.WeightError, match="8 of 8 log-weights are NaN"):
+        optimal_shares(log_w * torch.nan, parts, log_w)
