@@ -38,7 +38,11 @@ def test_good_log_weights_are_returned_untouched():
         (torch.zeros(0, 3), ShapeError, "hold no particle"),
         (torch.zeros(2, 3, dtype=torch.long), WeightError, "must be floating point"),
         (torch.tensor([0.0, torch.nan, torch.inf]), WeightError, "1 of 3 log-weights are NaN and 1 are .inf; look for"),
-        (torch.full((4, 2), -torch.inf), WeightError, "2 observations have no particle .* defensive share of the prior"),
+        (
+            torch.full((4, 2), -torch.inf),
+            WeightError,
+            "2 observations have no particle .* defensive share of the prior",
+        ),
     ],
 )
 def test_bad_log_weights_are_refused_with_a_count(log_w, error, message):

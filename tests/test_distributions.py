@@ -176,6 +176,15 @@ def test_scaled_and_covariance(q):
     assert torch.isinf(wild.covariance().diagonal(dim1=-2, dim2=-1)).all()
 
 
+def test_at_keeps_some_of_the_observations(q, generator):
+    z = q.towards(LOC[0]).draw(None, 4, generator=generator).z
+    for index in (torch.tensor([1]), slice(1, 2), torch.tensor([False, True])):
+        part = q.towards(LOC[0]).at(index)
+        assert part.batch_shape == (1,)
+        torch.testing.assert_close(part.log_prob(z[:, 1:]), q.log_prob(z)[:, 1:])
+        assert torch.equal(part.covariance(), q.covariance()[1:])
+
+
 def test_a_distribution_is_drawn_for_the_observations_it_was_made_for(q, generator):
     assert (q.batch_shape, q.event_shape) == ((2,), (3,))
     with pytest.raises(ShapeError, match=r"made for observations of shape \(2,\), not \(5,\); make it anew"):

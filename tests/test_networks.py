@@ -104,7 +104,9 @@ def test_networks_start_from_their_generator_within_reach(generator):
 
 def test_an_mlp_standardises_and_alternates_maps_and_activations(generator):
     x = torch.randn(5, 3, generator=generator)
-    net = MLP(3, 2, (4,), generator=generator, activation=torch.tanh, center=torch.ones(3), spread=torch.full((3,), 2.0))
+    net = MLP(
+        3, 2, (4,), generator=generator, activation=torch.tanh, center=torch.ones(3), spread=torch.full((3,), 2.0)
+    )
     by_hand = net.layers[1](torch.tanh(net.layers[0]((x - 1) / 2)))
     torch.testing.assert_close(net(x), by_hand)
     flat = MLP(3, 2, (), generator=generator)

@@ -78,7 +78,12 @@ def test_bounds_agree_where_they_must(generator):
     torch.testing.assert_close(objectives.forward_kl(one), torch.zeros(4, dtype=torch.double))
     torch.testing.assert_close(objectives.vr_iwelbo(log_w, 0.0), objectives.iwelbo(log_w))
     torch.testing.assert_close(objectives.vr_iwelbo(log_w, 1 - 1e-9), objectives.elbo(log_w))
-    ordered = [objectives.elbo(log_w), objectives.vr_iwelbo(log_w, 0.5), objectives.iwelbo(log_w), objectives.cubo(log_w)]
+    ordered = [
+        objectives.elbo(log_w),
+        objectives.vr_iwelbo(log_w, 0.5),
+        objectives.iwelbo(log_w),
+        objectives.cubo(log_w),
+    ]
     assert all((low < high).all() for low, high in zip(ordered, ordered[1:], strict=False))
     assert (objectives.forward_kl(log_w) > 0).all()
 
@@ -234,11 +239,14 @@ def optimum(bound: str, precision: Tensor) -> Tensor:
     """The paper's precisions of the mean-field normal closest to a bivariate normal, in each divergence."""
     diagonal = precision.diagonal()
     square = precision[0, 1] ** 2 / diagonal.prod()  # squared correlation
-    return diagonal * {
-        "elbo": torch.ones(()),
-        "forward_kl": 1 - square,
-        "cubo": 1.5 - 0.5 * (1 + 8 * square).sqrt(),
-    }[bound]
+    return (
+        diagonal
+        * {
+            "elbo": torch.ones(()),
+            "forward_kl": 1 - square,
+            "cubo": 1.5 - 0.5 * (1 + 8 * square).sqrt(),
+        }[bound]
+    )
 
 
 def fit(kind: Loss, precision: Tensor, k: int, *, steps: int, batch: int, generator) -> Tensor:
@@ -260,7 +268,14 @@ def fit(kind: Loss, precision: Tensor, k: int, *, steps: int, batch: int, genera
 
 @pytest.mark.parametrize(
     ("bound", "estimator"),
-    [("elbo", "pathwise"), ("elbo", "stl"), ("forward_kl", "score"), ("forward_kl", "dreg"), ("cubo", "score"), ("cubo", "dreg")],
+    [
+        ("elbo", "pathwise"),
+        ("elbo", "stl"),
+        ("forward_kl", "score"),
+        ("forward_kl", "dreg"),
+        ("cubo", "score"),
+        ("cubo", "dreg"),
+    ],
 )
 def test_fits_reach_the_closed_form_precisions_within_three_per_cent(bound, estimator, generator):
     fitted = fit(loss(bound, estimator), PRECISION, 4000, steps=200, batch=1, generator=generator)

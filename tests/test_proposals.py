@@ -71,7 +71,7 @@ def test_draws_repeat_and_carry_their_density(q, x):
 def test_weights_average_to_the_evidence(q, model, x):
     z, log_q = q.draw(x, 20_000, generator=seeded(5))
     ratio = (model.log_joint(x, z) - log_q - model.log_evidence(x)).exp()
-    assert ratio.max() < 2000  # bounded weights, so the normal bound is honest
+    assert ratio.max() < 100  # bounded weights, so the normal bound is honest
     assert_mean(ratio.mean(1), 1.0, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean(1.05 * ratio.mean(1), 1.0, rate=1e-6)
@@ -244,7 +244,9 @@ def test_draws_are_weighted_by_the_realised_shares(mixture, x, generator):
     parts = mixture.component_log_prob(z, x)
     assert parts.shape == (3, 7, 6)
     realised, nominal = torch.tensor([4 / 7, 2 / 7, 1 / 7]).log(), torch.tensor([0.5, 0.3, 0.2]).log()
-    torch.testing.assert_close(log_q, torch.logsumexp(realised.double()[:, None, None] + parts, 0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        log_q, torch.logsumexp(realised.double()[:, None, None] + parts, 0), rtol=1e-6, atol=1e-6
+    )
     density = torch.logsumexp(nominal.double()[:, None, None] + parts, 0)
     torch.testing.assert_close(mixture.log_prob(z, x), density, rtol=1e-6, atol=1e-6)
     assert (z[:4].mean() < -1) & (z[6].mean() > z[:4].mean())  # component after component
@@ -264,15 +266,14 @@ def test_a_share_of_zero_is_left_out(x, generator):
         def draw(self, x: Tensor, k: int, *, generator: object) -> Draws:
             raise AssertionError("drawn")
 
-        log_prob: Callable[[Tensor, Tensor], Tensor]
+        def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
+            raise AssertionError("evaluated")
 
     mixture = Mixture({"a": normal_at(0.0), "b": Never()}, {"a": 1.0, "b": 0.0})
-    assert torch.equal(mixture.draw(x, 9, generator=generator).log_q, mixture.log_prob(*_last(mixture, x)))
+    z, log_q = mixture.draw(x, 9, generator=generator)
+    assert torch.equal(log_q, normal_at(0.0).log_prob(z))
+    assert torch.equal(log_q, mixture.log_prob(z, x))
     assert mixture.allocation(9) == {"a": 9, "b": 0}
-
-
-def _last(mixture: Mixture, x: Tensor) -> tuple[Tensor, Tensor]:
-    return mixture.draw(x, 9, generator=seeded(20200429)).z, x
 
 
 def test_a_defensive_share_bounds_the_weights(model, x, generator):
@@ -290,7 +291,10 @@ def test_a_defensive_share_bounds_the_weights(model, x, generator):
     ("build", "message"),
     [
         (lambda: Mixture({}), "a mixture needs at least one component"),
-        (lambda: Mixture({"a": normal_at(0.0)}, {"b": 1.0}), r"shares name \['b'\], components are \['a'\]; they must match"),
+        (
+            lambda: Mixture({"a": normal_at(0.0)}, {"b": 1.0}),
+            r"shares name \['b'\], components are \['a'\]; they must match",
+        ),
         (lambda: Mixture({"a": normal_at(0.0)}, {"a": -1.0}), "must be non-negative with a positive sum"),
         (lambda: Mixture({"a": normal_at(0.0)}, {"a": 0.0}), "positive sum"),
         (lambda: Mixture({"a": normal_at(0.0)}, {"a": float("nan")}), "must be non-negative"),
@@ -314,7 +318,9 @@ def test_a_proposal_in_another_space_than_the_prior_is_refused(model, x, generat
 
 
 # ---------------------------------------------------------------------------------------------- optimal shares
-def pilot(mixture: Mixture, log_joint: Callable[[Tensor], Tensor], x: Tensor, k: int = 2000) -> tuple[Tensor, Tensor, Tensor]:
+def pilot(
+    mixture: Mixture, log_joint: Callable[[Tensor], Tensor], x: Tensor, k: int = 2000
+) -> tuple[Tensor, Tensor, Tensor]:
     z, log_q = mixture.draw(x, k, generator=seeded(11))
     return log_joint(z), mixture.component_log_prob(z, x), log_q
 
@@ -338,7 +344,11 @@ def test_optimal_shares_leave_a_useless_component_out_and_keep_the_floor(model, 
 
 def test_optimal_shares_minimise_the_second_moment(model, x):
     """Against every mixture on a grid of the simplex with the same floor."""
-    components = {"narrow": model.posterior(x, inflate=0.4), "off": normal_at(0.3, 0.4), "wide": model.posterior(x, inflate=4.0)}
+    components = {
+        "narrow": model.posterior(x, inflate=0.4),
+        "off": normal_at(0.3, 0.4),
+        "wide": model.posterior(x, inflate=4.0),
+    }
     log_p, log_qs, log_q = pilot(Mixture(components), lambda z: model.log_joint(x, z), x)
     floor = torch.tensor([0.1, 0.0, 0.0])
     weight = torch.softmax(log_p - log_q, 0).square()

@@ -34,7 +34,7 @@ MAX_KHAT = 0.7
 _SHORTEST_TAIL = 5
 _LOG_TINY = math.log(torch.finfo(torch.float64).tiny)
 _EPS = torch.finfo(torch.float64).eps
-_CHUNK = {"cpu": 2**20, "cuda": 2**25}
+_CHUNK = {"cpu": 2**19, "cuda": 2**25}
 
 
 def psis(log_w: Tensor) -> tuple[Tensor, Tensor]:

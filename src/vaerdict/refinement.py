@@ -26,6 +26,7 @@ _KINK = 0.5  # nats: within one standard deviation of where Newton points
 _FLAT = 1e-3  # of the prior's curvature: what a step takes a flat direction for
 _LEAST_PRIOR_CURVATURE = 1e-2
 _START_DRAWS = 32
+_TEMPORARIES = 2  # peak memory over what autograd keeps, measured
 
 
 class Refined(NamedTuple):
@@ -92,7 +93,7 @@ def refine(
     z = _location(start, x, generator)
     axis = _check_axis(x, z, axis)
     parts = []
-    for rows in _chunks(model, x, z, axis, max_bytes, copies=_CANDIDATES // 2):
+    for rows in _chunks(model, x, z, axis, max_bytes, copies=_CANDIDATES):
         parts.append(_climb(model, x.index_select(axis, rows), z.index_select(axis, rows), axis, n_steps, tolerance))
         progress(int(rows[-1]) + 1, z.shape[axis], "refining proposals")
     found = _Search(*(torch.cat(column, axis) for column in zip(*parts, strict=True)))
@@ -179,9 +180,9 @@ def _rows_of(mask: Tensor, axis: int) -> Tensor:
 
 def _begin(model: Model, context: Any, z: Tensor) -> _Search:
     floor = _prior_curvature(model, z)
-    local = _expand(model, context, z, floor)
-    still = torch.zeros_like(local.finite)
-    return _Search(*local, floor, _DAMPING * torch.ones_like(local.value), still, still.long())
+    damping = torch.full(z.shape[:-1], _DAMPING, dtype=torch.float64, device=z.device)
+    n_steps = torch.zeros_like(damping, dtype=torch.long)
+    return _Search(*_expand(model, context, z, floor), floor, damping, n_steps.bool(), n_steps)
 
 
 def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolerance: float) -> _Search:
@@ -209,25 +210,14 @@ def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolera
     )
 
 
-class _Local(NamedTuple):
-    """The first fields of `_Search`: what is known of log p about z alone."""
-
-    z: Tensor
-    value: Tensor
-    slope: Tensor
-    curvature: Tensor
-    basis: Tensor
-    finite: Tensor
-
-
-def _expand(model: Model, context: Any, z: Tensor, floor: Tensor) -> _Local:
-    """The quadratic model about z; where it is not finite, flat with the prior's curvature."""
+def _expand(model: Model, context: Any, z: Tensor, floor: Tensor) -> tuple[Tensor, ...]:
+    """The fields of `_Search` up to `finite`: the quadratic model about z, the prior's where it is not finite."""
     value, gradient, hessian = (t.double() for t in _derivatives(lambda t: model.log_joint(context, t[None])[0], z))
     finite = value.isfinite() & gradient.isfinite().all(-1) & hessian.isfinite().flatten(-2).all(-1)
     prior = torch.diag_embed(floor.expand_as(gradient))
     curvature, basis = torch.linalg.eigh(torch.where(finite[..., None, None], -hessian, prior))
     slope = (basis.mT @ torch.where(finite.unsqueeze(-1), gradient, 0).unsqueeze(-1)).squeeze(-1)
-    return _Local(z, value, slope, curvature, basis, finite)
+    return z, value, slope, curvature, basis, finite
 
 
 def _derivatives(log_p: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -247,17 +237,14 @@ def _derivatives(log_p: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, 
             )
         (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True, materialize_grads=True)
         rows = [_row(gradient[..., i].sum(), z) for i in range(z.shape[-1])]
-    return value.detach(), gradient.detach(), _symmetric(torch.stack(rows, -2))
+    hessian = torch.stack(rows, -2)
+    return value.detach(), gradient.detach(), 0.5 * (hessian + hessian.mT)
 
 
 def _row(component: Tensor, z: Tensor) -> Tensor:
     if not component.requires_grad:  # log p is linear in z
         return torch.zeros_like(z)
     return torch.autograd.grad(component, z, retain_graph=True, materialize_grads=True)[0]
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return 0.5 * (matrix + matrix.mT)
 
 
 def _prior_curvature(model: Model, z: Tensor) -> Tensor:
@@ -443,9 +430,9 @@ def _check_positive(**settings: float) -> None:
 
 
 def _chunks(model: Model, x: Tensor, z: Tensor, axis: int, max_bytes: int | None, *, copies: int) -> Iterator[Tensor]:
-    """Indices along `axis`, as many at a time as fit `max_bytes` when each holds `copies` graphs."""
+    """Indices along `axis`, as many at a time as fit `max_bytes` when each works on `copies` particles."""
     budget = _BUDGET if max_bytes is None else check_count(max_bytes, name="max_bytes")
-    each = max(1, copies * _bytes_each(model, x, z, axis))
+    each = max(1, _TEMPORARIES * copies * _bytes_each(model, x, z, axis))
     yield from torch.arange(z.shape[axis], device=z.device).split(max(1, budget // each))
 
 

@@ -18,7 +18,6 @@ from vaerdict.experiments.runner import Unit
 from vaerdict.models import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
 from vaerdict.procedure import ThreeStep
-from vaerdict.procedure.threestep import held_out
 from vaerdict.proposals import Mixture, Normal, SplineFlow, Student, defensive, optimal_shares
 from vaerdict.refinement import refine
 from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
@@ -98,7 +97,7 @@ def floors(preset: Preset, unit: Unit) -> dict[str, Any]:
 
 
 def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: int) -> list[dict[str, Any]]:
-    """One proposal by plain and smoothed weights, and by i.i.d., Sobol and, where it can be turned, aligned Sobol draws."""
+    """One proposal by plain and smoothed weights, with i.i.d., Sobol and (if it can be turned) aligned Sobol draws."""
     kinds: list[tuple[str, Proposal, Any]] = [("iid", q, seeded), ("sobol", q, sobol)]
     if isinstance(q, nn.Module) and hasattr(q, "full"):
         kinds.append(("aligned", Aligned(q), sobol))
@@ -115,7 +114,8 @@ def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: 
 
 def _refined(problem: Problem, preset: Preset, model: PPCA, start: Proposal, seed: int) -> list[dict[str, Any]]:
     local = refine(model, problem.data.x_test, start).distribution
-    kinds = [("iid", local, seeded), ("sobol", local, sobol), ("aligned", Aligned(lambda x: local.at(slice(len(x)))), sobol)]
+    turned = Aligned(lambda x: local.at(slice(len(x))))
+    kinds = [("iid", local, seeded), ("sobol", local, sobol), ("aligned", turned, sobol)]
     return [
         {"noise": noise, "estimator": "snis", **measure(problem, preset, model, q, seed=seed, source=source)}
         for noise, q, source in kinds

@@ -46,8 +46,8 @@ def run_units(
 ) -> Run:
     """Do every unit, in `workers` processes (one a core by default), and return the results in the order given.
 
-    Finished units lie in ``out/parts``. With `resume` they are kept; without, a folder that holds any is refused, so that
-    no run silently mixes with another.
+    Finished units lie in ``out/parts``. With `resume` they are kept; without, a folder that holds any is refused, so
+    that no run silently mixes with another.
     """
     parts = out / "parts"
     parts.mkdir(parents=True, exist_ok=True)
@@ -96,17 +96,18 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON whole or not at all; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+    partial.write_text(json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
     os.replace(partial, path)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same value with numbers that are not finite replaced by None, as JSON needs."""
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
 
 

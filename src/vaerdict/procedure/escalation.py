@@ -152,7 +152,8 @@ class _Ladder:
         budget: int | None,
         generator: Randomness,
     ) -> None:
-        self.model, self.x, self.proposals, self.n = model, x, dict(proposals), n
+        self.model, self.x, self.n = model, x, n
+        self.proposals = {name: q for name, q in proposals.items() if name != "PRIOR"}  # every rung adds the prior itself
         self.query, self.tolerance, self.budget, self.generator = query, tolerance, budget, generator
         m = x.shape[0]
         self.record = Escalation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vaerdict import diagnostics
-from vaerdict.core import Model, Progress, Proposal, SettingError, check_log_weights, log_mean_exp, prepared, silent
+from vaerdict.core import Latent, Model, Progress, Proposal, SettingError, check_log_weights, log_mean_exp, prepared, silent
 from vaerdict.noise import Randomness, seeded
 from vaerdict.procedure.posterior import Posterior, posterior
 from vaerdict.proposals import Family, Mixture, Normal, check_latent, defensive
@@ -116,11 +116,32 @@ class ThreeStep:
         """Step three's proposal: what step two fitted, in equal shares, with a defensive share of the prior."""
         return defensive(self.proposals, self.model.prior, self.prior_share)
 
-    def posterior(self, x: Tensor, n: int = 1000, *, generator: Randomness | None = None) -> Posterior:
-        """Weighted particles at x from the mixture of step three, n for each observation."""
-        mixture = self.mixture()
+    def posterior(
+        self,
+        x: Tensor,
+        n: int = 1000,
+        *,
+        tolerance: float | None = None,
+        query: Callable[[Latent], Tensor] | None = None,
+        budget: int | None = None,
+        generator: Randomness | None = None,
+        progress: Progress = silent,
+    ) -> Posterior:
+        """Weighted particles at x from the mixture of step three, n for each observation; see `vaerdict.posterior`."""
+        x = x.to(self.device)
+        if tolerance is None:
+            mixture = self.mixture()
+            return posterior(self.model, x, mixture.components, n, shares=mixture.shares, generator=generator)
         return posterior(
-            self.model, x.to(self.device), mixture.components, n, shares=mixture.shares, generator=generator
+            self.model,
+            x,
+            self.proposals,
+            n,
+            tolerance=tolerance,
+            query=query,
+            budget=budget,
+            generator=generator,
+            progress=progress,
         )
 
     def _fit_proposals(
@@ -143,7 +164,8 @@ class ThreeStep:
             checkpoint=folder,
             progress=progress,
         )
-        return dict(zip(named, (fit.proposal for fit in fits), strict=True))  # type: ignore[arg-type]
+        fitted = dict(zip(named, (fit.proposal for fit in fits), strict=True))
+        return _best_first(self.model, fitted, x_valid.to(self.device))  # type: ignore[arg-type]
 
     def _member(self, recipe: Recipe, seed: int, x: Tensor, family: Family) -> Member:
         generator = seeded(seed)
@@ -190,6 +212,15 @@ def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
     best_by = max(evidence, key=lambda name: float(evidence[name].mean()))
     khat = diagnostics.khat(own)
     return _Scored(fit, evidence["own encoder"], evidence[best_by], best_by, float(khat.nanmedian()))
+
+
+def _best_first(model: Model, proposals: Mapping[str, Proposal], x: Tensor, *, n: int = 1000) -> dict[str, Proposal]:
+    """Proposals ordered by their effective sample size on held-out data: escalation asks the first one first."""
+    size = {
+        name: float(diagnostics.ess(held_out(model, x, q, n, generator=seeded(0, x.device))).mean())
+        for name, q in proposals.items()
+    }
+    return {name: proposals[name] for name in sorted(size, key=lambda name: -size[name])}
 
 
 def _row(scored: _Scored, winner: _Scored) -> Score:

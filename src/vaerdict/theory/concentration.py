@@ -59,12 +59,13 @@ def large_deviation_threshold(matrix: Tensor, vector: Tensor, *, printed: bool =
     r"""The :math:`t^*` from which the tail is exponential, :math:`\nu^2/\alpha` of `sub_exponential_parameters`.
 
     Corrected :math:`(2\lVert A\rVert_F^2 + \lVert b\rVert^2) / (2\lVert A\rVert_2)`, printed
-    :math:`(8\lVert A\rVert_F^2 + \lVert b\rVert^2) / (16\lVert A\rVert_2)`; infinite where A is zero.
+    :math:`(8\lVert A\rVert_F^2 + \lVert b\rVert^2) / (16\lVert A\rVert_2)`; infinite where only A is
+    zero, and zero where v is.
 
     Shapes: ``(*batch, d, d), (*batch, d) -> (*batch)``.
     """
     nu, alpha = sub_exponential_parameters(matrix, vector, printed=printed)
-    return torch.where(alpha > 0, nu**2 / alpha, torch.inf)
+    return torch.where(nu > 0, nu**2 / alpha, 0.0)
 
 
 def large_deviation_bound(matrix: Tensor, vector: Tensor, t: Tensor | float, *, printed: bool = False) -> Tensor:

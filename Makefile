@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# data sets that cannot be redistributed are read from here where the folder exists
+export VAERDICT_DATA ?= $(wildcard ../shared/data)
+
+.PHONY: install demo test test-slow test-gpu lint format bench readme clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy scipy
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/vaerdict demo --out vaerdict-demo
+
+test: lint
+	$(BIN)/python -m pytest -m 'not slow and not gpu and not paper'
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/vaerdict bench all --out results/bench
+
+readme: install
+	$(BIN)/vaerdict report --readme README.md results
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,248 @@
+"""The command line: parsing and printing only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from vaerdict import __version__, core, diagnostics
+from vaerdict.diagnostics import Verdict
+
+app = typer.Typer(
+    help="Decisions you can trust from variational autoencoders.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+screen, messages = Console(), Console(stderr=True)
+
+Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random; the same seed gives the same answer.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        screen.print(f"vaerdict {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Decisions you can trust from variational autoencoders."""
+
+
+@app.command(epilog="Example:  vaerdict demo --out demo && open demo/report.html")
+def demo(out: Out = Path("vaerdict-demo"), seed: Seed = 0, device: Device = "auto", as_json: Json = False) -> None:
+    """Run the whole procedure on built-in data whose truth is known, in under two minutes."""
+    from vaerdict.experiments import demo as experiment
+    from vaerdict.experiments.runner import manifest, write_json
+    from vaerdict.report import render
+
+    with progress_bar() as progress:
+        results = experiment.run(seed=seed, device=_device(device), progress=progress)
+    write_json(out / "results.json", results)
+    write_json(out / "manifest.json", manifest(results["settings"], {}))
+    page = render(out)
+    if as_json:
+        return _print_json(results)
+    _rows("Step 1: models by held-out evidence (nats, higher is better)", results["selection"])
+    _rows("Step 2: proposals for the model kept, each with the same number of draws", results["proposals"])
+    decision = results["decision"]
+    screen.print(
+        f"\nStep 3: mean error of the decision's probability [bold]{decision['error']:.4f}[/] against the exact answer "
+        f"(its own standard error says {decision['mcse']:.4f}).\n"
+        f"Verdict: ok for {decision['share_ok']:.0%}, caution for {decision['share_caution']:.0%}, "
+        f"refuse for {decision['share_refuse']:.0%} of {decision['n_observations']} observations.\n"
+        f"{decision['n_different']} decisions differ from those of the exact posterior; "
+        f"{decision['n_different_flagged']} of these were flagged as too close to call.\n\nPage: {page}"
+    )
+
+
+@app.command(epilog="Example:  vaerdict reproduce ppca --preset quick --out runs/ppca")
+def reproduce(
+    name: Annotated[str, typer.Argument(help="bivariate, ppca, audit or all.")],
+    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, if not the preset's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run into --out was stopped.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="With ppca: also show what the released code did.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one a core by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; runs/NAME by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Reproduce the paper's experiments, beside the published numbers and the statistical floors."""
+    from vaerdict.experiments.reproduce import EXPERIMENTS, reproduce
+    from vaerdict.report import render, text
+
+    names = list(EXPERIMENTS) if name == "all" else [name, *(["audit"] if audit and name != "audit" else [])]
+    for each in names:
+        folder = Path("runs") / each if out is None else out if len(names) == 1 else out / each
+        with progress_bar() as progress:
+            results = reproduce(each, preset, folder, seeds=seeds, resume=resume, workers=workers, progress=progress)
+        page = render(folder)
+        if as_json:
+            _print_json(results)
+        else:
+            screen.print(text(folder))
+            screen.print(f"Page: {page}")
+
+
+@app.command(epilog="Example:  vaerdict diagnose log_weights.npy --json")
+def diagnose(
+    weights: Annotated[
+        Path, typer.Argument(help="A .npy array of log-weights: draws x observations, or the draws of one.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Say whether log-weights from anywhere can be trusted: k-hat, effective sample size and verdict of each column."""
+    log_w = _read_weights(weights)
+    khat, ess = diagnostics.khat(log_w), diagnostics.ess(log_w)
+    verdict = diagnostics.verdict(khat, ess, log_w.shape[0])
+    rows = [
+        {"observation": i, "khat": k, "ess": e, "verdict": Verdict(v).name.lower()}
+        for i, (k, e, v) in enumerate(zip(khat.tolist(), ess.tolist(), verdict.tolist(), strict=True))
+    ]
+    if as_json:
+        return _print_json(
+            {"draws": log_w.shape[0], "khat_threshold": diagnostics.khat_threshold(log_w.shape[0]), "rows": rows}
+        )
+    n, threshold = log_w.shape[0], diagnostics.khat_threshold(log_w.shape[0])
+    _rows(f"{n} draws; k-hat must stay below {threshold:.2f}", rows[:50])
+    if len(rows) > 50:
+        screen.print(f"... and {len(rows) - 50} more observations (--json lists all)")
+    counts = {v.name.lower(): int((verdict == v).sum()) for v in Verdict}
+    screen.print(
+        f"ok {counts['ok']}, caution {counts['caution']}, refuse {counts['refuse']} of {len(rows)} observations"
+    )
+
+
+@app.command(epilog="Example:  vaerdict report runs/ppca")
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory, or with --readme the folder of all results.")],
+    readme: Annotated[
+        Path | None, typer.Option(help="Also rewrite the result tables of this README.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Rebuild tables, figures and page from the result files; trains nothing."""
+    from vaerdict.report import render, update_readme
+
+    if readme is not None:
+        update_readme(readme, run_dir)
+        return screen.print(f"Tables of {readme} rebuilt from {run_dir}")
+    screen.print(f"Page: {render(run_dir)}")
+
+
+@app.command(epilog="Example:  vaerdict bench psis")
+def bench(
+    name: Annotated[str, typer.Argument(help="psis, ppca, samplers, ladder or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
+    out: Out = Path("runs/bench"),
+    as_json: Json = False,
+) -> None:
+    """Measure speed as a ratio against a peer, both timed in this run."""
+    from vaerdict.benchmarks import BENCHMARKS, run
+    from vaerdict.experiments.runner import write_json
+
+    names = list(BENCHMARKS) if name == "all" else [name]
+    for each in names:
+        with progress_bar() as progress:
+            result = run(each, quick=quick, progress=progress)
+        write_json(out / f"{each}.json", result)
+        _print_json(result) if as_json else _rows(f"{each} ({result['machine']})", result["rows"])
+
+
+def _read_weights(path: Path) -> torch.Tensor:
+    if not path.is_file():
+        raise core.DataError(f"{path} does not exist or is no file.")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise core.DataError(
+            f"{path} is no .npy array of numbers ({error}); save log-weights with numpy.save."
+        ) from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise core.DataError(f"{path} holds no plain numeric array; save one array of log-weights with numpy.save.")
+    if array.ndim not in (1, 2) or array.size == 0:
+        raise core.ShapeError(f"{path} has shape {array.shape}; expected draws x observations.")
+    if array.shape[0] < 2:
+        raise core.ShapeError(
+            f"{path} has shape {array.shape}: one draw says nothing; is it transposed? Draws come first."
+        )
+    log_w = torch.from_numpy(array.astype(np.float64))
+    return core.check_log_weights(log_w.unsqueeze(1) if array.ndim == 1 else log_w)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise core.SettingError(f"device {name!r}; choose auto, cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise core.SettingError("device cuda was asked for, but torch sees no CUDA device; use auto or cpu.")
+    return name
+
+
+@contextmanager
+def progress_bar() -> Iterator[core.Progress]:
+    """A bar on stderr where that is a terminal, silence elsewhere."""
+    if not messages.is_terminal:
+        yield core.silent
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=messages, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(done: int, total: int, what: str, /) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield progress
+
+
+def _rows(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column, justify="right" if rows and isinstance(rows[0].get(column), (int, float)) else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    screen.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return "not assessed"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_json(value: Any) -> None:
+    from vaerdict.experiments.runner import finite
+
+    sys.stdout.write(json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def main() -> None:
+    """Entry point: errors we foresaw are one line and exit code 2."""
+    try:
+        app()
+    except core.VaerdictError as error:
+        messages.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,84 @@
+"""From an experiment's name to a run directory: units, results.json, manifest.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vaerdict.core import Progress, SettingError, silent
+from vaerdict.datasets import linear_gaussian
+from vaerdict.experiments.runner import Run, Unit, manifest, run_units, write_json
+
+EXPERIMENTS = ("bivariate", "ppca", "audit")
+"""What `reproduce` can run, the audit of the released code among them."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment's module, seen through the three names every one of them has."""
+
+    name: str
+    presets: dict[str, Any]
+    units: Callable[[Any, int | None], list[Unit]]
+    work: Callable[[Unit], dict[str, Any]]
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name; an unknown one is refused with the list."""
+    if name not in EXPERIMENTS:
+        raise SettingError(f"no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}.")
+    module = import_module(f"vaerdict.experiments.{name}")
+    return Experiment(name, module.PRESETS, module.units, module.work)
+
+
+def reproduce(
+    name: str,
+    preset: str,
+    out: Path,
+    *,
+    seeds: int | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Run an experiment into `out` and return its results, which are the same however often it was stopped and resumed.
+
+    Only ``seconds`` differs between runs.
+    """
+    chosen = experiment(name)
+    if preset not in chosen.presets:
+        raise SettingError(f"no preset {preset!r} of {name}; choose one of {', '.join(chosen.presets)}.")
+    settings = chosen.presets[preset]
+    units = chosen.units(settings, seeds)
+    run = run_units(chosen.work, units, out, resume=resume, workers=workers, progress=progress)
+    results = {
+        "experiment": name,
+        "preset": preset,
+        "settings": asdict(settings),
+        "seeds": sorted({unit["seed"] for unit in units if "seed" in unit}),
+        "seconds": run.seconds,
+        **_merged(run),
+    }
+    write_json(out / "results.json", results)
+    write_json(out / "manifest.json", manifest(asdict(settings), run.seconds, data=_data(settings)))
+    return results
+
+
+def _merged(run: Run) -> dict[str, Any]:
+    """Lists of the units' results one after the other; single values as they are."""
+    merged: dict[str, Any] = {}
+    for result in run.results:
+        for key, value in result.items():
+            merged[key] = merged.get(key, []) + value if isinstance(value, list) else value
+    return merged
+
+
+def _data(settings: Any) -> torch.Tensor | None:
+    if not hasattr(settings, "data_seed") or not hasattr(settings, "loadings"):
+        return None
+    return linear_gaussian(settings.data_seed, loadings=settings.loadings).x_train

@@ -1,0 +1,80 @@
+"""Claims and the evidence on them: a two-standard-error rule over seeds, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vaerdict.report.summary import Summary, number
+
+FEWEST_SEEDS = 3
+"""With fewer, a standard error says nothing."""
+
+RULE = (
+    "A claim holds when its difference lies more than two standard errors over seeds on the claimed side of zero, does not hold when "
+    "it lies as far on the other side, and is otherwise not resolved; fewer than three seeds resolve nothing. Differences are "
+    "paired by seed. With five seeds a difference of truly zero is called one way or the other about one time in nine."
+)
+
+
+class Word(StrEnum):
+    """What the rows say of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "not resolved"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A difference over seeds, the side of zero on which the claim puts it, and the published value if there is one."""
+
+    what: str
+    difference: Summary | None
+    sign: int
+    digits: int = 3
+    published: float | None = None
+
+    @property
+    def word(self) -> Word:
+        """The two-standard-error rule."""
+        if self.difference is None or self.difference.se is None or self.difference.n < FEWEST_SEEDS:
+            return Word.OPEN
+        towards, se = self.sign * self.difference.mean, self.difference.se
+        return Word.HOLDS if towards > 2 * se else Word.FAILS if towards < -2 * se else Word.OPEN
+
+    @property
+    def sentence(self) -> str:
+        """The difference with its standard error."""
+        if self.difference is None:
+            return f"{self.what}: not in this run"
+        se, n = self.difference.se, self.difference.n
+        error = "one seed" if se is None else f"se {number(se, self.digits)}, {n} seeds"
+        aside = "" if self.published is None else f"; published {number(self.published, self.digits, signed=True)}"
+        return f"{self.what}: {number(self.difference.mean, self.digits, signed=True)} ({error}{aside})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement with all the evidence that it must pass."""
+
+    text: str
+    evidence: Sequence[Evidence]
+    note: str = ""
+
+    @property
+    def word(self) -> Word:
+        """Holds if all evidence does; does not hold if any fails."""
+        words = {evidence.word for evidence in self.evidence}
+        if Word.FAILS in words:
+            return Word.FAILS
+        return Word.HOLDS if words == {Word.HOLDS} else Word.OPEN
+
+
+def tally(claims: Sequence[Claim]) -> str:
+    """How many claims hold, fail and stay open, in words."""
+    count = {word: sum(claim.word is word for claim in claims) for word in Word}
+    verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("does not hold", "do not hold"), Word.OPEN: ("is not resolved", "are not resolved")}
+    parts = [f"{n} {verbs[word][n != 1]}" for word, n in count.items() if n]
+    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "none could be examined"

@@ -1,0 +1,85 @@
+"""A report as data: words first, then sections of text, claims, tables and pictures; rendered to Markdown and plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vaerdict.report import tables
+from vaerdict.report.claims import Claim
+from vaerdict.report.tables import Table, markdown_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure still to be drawn, with the words for those who do not see it."""
+
+    name: str
+    caption: str
+    alt: str
+    draw: Callable[[], Figure]
+
+
+Block = str | Table | Picture | Sequence[Claim]
+"""A paragraph, a table, a picture or a list of claims."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading."""
+
+    heading: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report. `summary` is the verdict in words, `manifest` what produced the results."""
+
+    title: str
+    summary: Sequence[str]
+    sections: Sequence[Section]
+    manifest: dict[str, Any] | None = field(default=None)
+
+    def pictures(self) -> list[Picture]:
+        """All pictures, in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
+
+
+def markdown(document: Document) -> str:
+    """The summary, the claims and the tables that are not details, for a README."""
+    blocks = [block for section in document.sections for block in section.blocks]
+    parts = [_markdown_block(block) for block in blocks]
+    return "\n\n".join([*map(markdown_text, document.summary), *filter(None, parts)])
+
+
+def _markdown_block(block: Block) -> str:
+    if isinstance(block, (str, Picture)):
+        return ""
+    if isinstance(block, Table):
+        return "" if block.detail else tables.markdown(block)
+    lines = [f"| {markdown_text(c.text)} | **{c.word}** | {'<br>'.join(map(markdown_text, _sentences(c)))} |" for c in block]
+    return "\n".join(["| claim | verdict | evidence |", "|---|---|---|", *lines]) if lines else ""
+
+
+def plain(document: Document) -> str:
+    """The summary, the claims and the tables that are not details, for a terminal."""
+    blocks = [block for section in document.sections for block in section.blocks]
+    parts = [_plain_block(block) for block in blocks]
+    return "\n\n".join([document.title, *document.summary, *filter(None, parts)])
+
+
+def _plain_block(block: Block) -> str:
+    if isinstance(block, (str, Picture)):
+        return ""
+    if isinstance(block, Table):
+        return "" if block.detail else tables.plain(block)
+    return "\n".join(f"[{claim.word}] {claim.text}" + "".join(f"\n    {s}" for s in _sentences(claim)) for claim in block)
+
+
+def _sentences(claim: Claim) -> list[str]:
+    return [*(evidence.sentence for evidence in claim.evidence), *([claim.note] if claim.note else [])]

@@ -1,0 +1,138 @@
+"""One self-contained web page from a document: it opens offline, loads nothing, and prints every string escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vaerdict.report.assets import SCRIPT, STYLE
+from vaerdict.report.claims import Claim
+from vaerdict.report.document import Block, Document, Picture, Section
+from vaerdict.report.tables import Column, Table, Value, is_best
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_SYMBOLS = {"holds": "✓", "does not hold": "✗", "not resolved": "?"}
+
+
+def page(document: Document, drawings: Mapping[str, str]) -> str:
+    """The page as HTML. `drawings` holds the SVG of each picture by its name."""
+    sections = "\n".join(_section(section, drawings) for section in document.sections)
+    summary = "\n".join(f"<p>{text(words)}</p>" for words in document.summary)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_policy()}">
+<title>{text(document.title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{text(document.title)}</h1>
+<section class="summary" aria-label="Summary">
+{summary}
+</section>
+{sections}
+{_manifest(document.manifest)}
+</main>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def text(value: Any) -> str:
+    """Any value as text that HTML prints as it is; control characters become the replacement character."""
+    return html.escape(_CONTROL.sub("\ufffd", str(value)), quote=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(partial, path)
+    return path
+
+
+def _policy() -> str:
+    """Nothing may be loaded, and no script run but our own."""
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _section(section: Section, drawings: Mapping[str, str]) -> str:
+    blocks = "\n".join(_block(block, drawings) for block in section.blocks)
+    return f"<section>\n<h2>{text(section.heading)}</h2>\n{blocks}\n</section>"
+
+
+def _block(block: Block, drawings: Mapping[str, str]) -> str:
+    if isinstance(block, str):
+        return f"<p>{text(block)}</p>"
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Picture):
+        return f'<figure class="picture">\n<figcaption>{text(block.caption)}</figcaption>\n{drawings[block.name]}\n</figure>'
+    return '<ul class="claims">\n' + "\n".join(map(_claim, block)) + "\n</ul>"
+
+
+def _claim(claim: Claim) -> str:
+    kind = claim.word.replace(" ", "-")
+    badge = f'<span class="word {kind}"><span aria-hidden="true">{_SYMBOLS[claim.word]}</span> {claim.word}</span>'
+    lines = [*(evidence.sentence for evidence in claim.evidence), *([claim.note] if claim.note else [])]
+    evidence = "".join(f'<p class="evidence">{text(line)}</p>' for line in lines)
+    return f"<li><p>{badge} {text(claim.text)}</p>{evidence}</li>"
+
+
+def _table(table: Table) -> str:
+    name = f"table-{text(table.name)}"
+    head = "".join(f'<th scope="col">{text(column.title)}</th>' for column in table.columns)
+    body = "\n".join(_table_row(row, table) for row in table.rows)
+    note = f'<p class="note">{text(table.note)}</p>' if table.note else ""
+    inner = (
+        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{name}">\n<table class="sortable">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{note}"
+    )
+    if table.detail:
+        return f'<details>\n<summary id="{name}">{text(table.caption)}</summary>\n{inner}\n</details>'
+    return f'<figure>\n<figcaption id="{name}">{text(table.caption)}</figcaption>\n{inner}\n</figure>'
+
+
+def _table_row(row: dict[str, Any], table: Table) -> str:
+    first, *rest = table.columns
+    cells = "".join(_cell(row.get(column.key), column) for column in rest)
+    name = row.get(first.key)
+    return f'<tr><th scope="row" data-v="{text(_order(name))}">{text(first.text(name))}</th>{cells}</tr>'
+
+
+def _cell(cell: Any, column: Column) -> str:
+    kind = ' class="best"' if is_best(cell) else ' class="text"' if isinstance(cell, str) else ""
+    return f'<td{kind} data-v="{text(_order(cell))}">{text(column.text(cell))}</td>'
+
+
+def _order(cell: Any) -> Any:
+    """What the column is sorted by."""
+    return "" if cell is None else cell.value if isinstance(cell, Value) else cell
+
+
+def _manifest(manifest: dict[str, Any] | None) -> str:
+    if manifest is None:
+        return '<p class="note">No manifest.json lay beside these results, so what produced them is not known.</p>'
+    rows = [{"what": key, "value": _flat(value)} for key, value in manifest.items()]
+    columns = (Column("what", "item"), Column("value", "value"))
+    return _table(Table("manifest", "What produced these results", columns, rows, detail=True))
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_flat, value))
+    return f"{value:.4g}" if isinstance(value, float) else "none" if value is None else str(value)

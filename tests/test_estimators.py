@@ -1,0 +1,208 @@
+"""Estimators of posterior expectations, where the posterior is known: pPCA, and a mixture of two normals.
+
+The query on pPCA is whether the first latent lies half a posterior standard deviation above its mean: a probability
+of 0.31 for every observation. Proposals are wider than the posterior, so that weights are bounded.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from checks import assert_mean, assert_within, chi_square_rate
+from scipy import stats
+from torch import Tensor
+
+from vaerdict import diagnostics, estimators
+from vaerdict.core import Estimate, Proposal, SettingError, ShapeError, WeightError
+from vaerdict.distributions import Diagonal, Elliptical
+from vaerdict.models.ppca import PPCA
+from vaerdict.noise import seeded
+from vaerdict.proposals import Mixture, Prior, defensive, optimal_shares
+
+EXACT = stats.norm.sf(0.5)
+
+
+@pytest.fixture(scope="module")
+def model() -> PPCA:
+    return PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 1.0).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def x(model) -> Tensor:
+    return model.simulate(400, generator=seeded(1))[0]
+
+
+def query(model: PPCA, x: Tensor, z: Tensor) -> Tensor:
+    posterior = model.posterior(x)
+    return z[..., 0] >= posterior.loc[..., 0] + 0.5 * posterior.covariance()[..., 0, 0].sqrt()
+
+
+def particles(model: PPCA, x: Tensor, q: Proposal, k: int, seed: int = 2) -> tuple[Tensor, Tensor]:
+    """The query's values and the log-weights of k particles."""
+    z, log_q = q.draw(x, k, generator=seeded(seed))
+    return query(model, x, z).double(), model.log_joint(x, z) - log_q
+
+
+# ----------------------------------------------------------------------------------------- right within their error
+def estimate(name: str, model: PPCA, x: Tensor) -> Estimate:
+    wide = model.posterior(x, inflate=1.5)
+    if name == "mis":
+        mixture = Mixture({"wide": wide, "shifted": shifted(wide, 0.5), "PRIOR": Prior(model.prior)})
+        return estimators.mis(*particles(model, x, mixture, 2000), mixture.source(2000))
+    return getattr(estimators, name)(*particles(model, x, wide, 2000))
+
+
+def shifted(q: Elliptical, by: float) -> Elliptical:
+    return Elliptical(q.loc + by, q.root)
+
+
+@pytest.mark.parametrize("name", ["snis", "psis", "mis"])
+def test_estimates_are_right_within_their_own_standard_error(name, model, x):
+    """400 observations; each of the three checks fails a right estimator once in a million times."""
+    value, mcse, ess, khat = estimate(name, model, x)
+    score = (value - EXACT) / mcse
+    assert_mean(score, 0.0, rate=1e-6)
+    assert_within(value, torch.tensor(EXACT), mcse, rate=1e-6)
+    assert 1e-6 < chi_square_rate(score) < 1 - 1e-6  # the error is neither too small nor too large
+    assert ((700 < ess) & (ess < 2000)).all()
+    assert (khat < 0.5).all()
+
+
+@pytest.mark.parametrize("name", ["snis", "psis", "mis"])
+def test_a_planted_bias_or_a_false_error_is_noticed(name, model, x):
+    value, mcse, *_ = estimate(name, model, x)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean((value + 0.01 - EXACT) / mcse, 0.0, rate=1e-6)  # one percentage point, about 0.8 standard errors
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_within(value + 0.1, torch.tensor(EXACT), mcse, rate=1e-6)
+    assert chi_square_rate((value - EXACT) / (0.8 * mcse)) < 1e-6
+    assert chi_square_rate((value - EXACT) / (1.25 * mcse)) > 1 - 1e-6
+
+
+def test_plugin_knows_the_mean_under_q_and_not_that_of_the_posterior(model, x):
+    f, log_w = particles(model, x, model.posterior(x, inflate=1.5), 2000)
+    plugin, snis = estimators.plugin(f, log_w), estimators.snis(f, log_w)
+    under_q = stats.norm.sf(0.5 / math.sqrt(1.5))
+    assert_mean((plugin.value - under_q) / plugin.mcse, 0.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean((plugin.value - EXACT) / plugin.mcse, 0.0, rate=1e-6)
+    assert torch.equal(plugin.ess, snis.ess)
+    assert torch.equal(plugin.khat, snis.khat)
+
+
+# ------------------------------------------------------------------------------------------------ closed forms
+def test_values_by_hand():
+    f = torch.tensor([[0.0], [1.0], [4.0]])
+    log_w = torch.tensor([[1.0], [2.0], [1.0]]).log()
+    assert estimators.plugin(f, log_w).value.item() == pytest.approx(5 / 3)
+    value, mcse, ess, khat = estimators.snis(f, log_w)
+    assert value.item() == pytest.approx(1.5)
+    assert mcse.item() == pytest.approx(math.sqrt(1.5**2 + (2 * 0.5) ** 2 + 2.5**2) / 4)
+    assert ess.item() == pytest.approx(16 / 6)
+    assert khat.isnan().all()  # three particles have no tail to assess
+    assert value.dtype == torch.float64
+
+
+def test_values_are_invariant_to_the_scale_of_the_weights(generator):
+    f, log_w = torch.randn(200, 3, 2, generator=generator), torch.randn(200, 3, generator=generator)
+    for estimator in (estimators.snis, estimators.psis):
+        for near, far in zip(estimator(f, log_w), estimator(f, log_w.double() - 900), strict=True):
+            torch.testing.assert_close(near, far)
+
+
+def test_queries_may_have_any_shape(generator):
+    f, log_w = torch.randn(200, 3, 4, 5, generator=generator), torch.randn(200, 3, generator=generator)
+    source = torch.arange(200) % 2
+    for got in (
+        estimators.plugin(f, log_w),
+        estimators.snis(f, log_w),
+        estimators.psis(f, log_w),
+        estimators.mis(f, log_w, source),
+        estimators.mis(f, log_w, source, smooth=True),
+    ):
+        assert (got.value.shape, got.mcse.shape) == ((3, 4, 5), (3, 4, 5))
+        assert (got.ess.shape, got.khat.shape) == ((3,), (3,))
+    assert estimators.snis(f[..., 0, 0] > 0, log_w).value.shape == (3,)  # an event is a query too
+    assert estimators.plugin(f[:1], log_w[:1]).mcse.isnan().all()
+
+
+def test_smoothing_is_that_of_psis(generator):
+    f, log_w = torch.randn(400, 3, generator=generator).double(), 2 * torch.randn(400, 3, generator=generator).double()
+    smoothed, khat = diagnostics.psis(log_w)
+    got = estimators.psis(f, log_w)
+    torch.testing.assert_close(got.value, (torch.softmax(smoothed, 0) * f).sum(0))
+    assert torch.equal(got.khat, khat)
+    mixed = estimators.mis(f, log_w, torch.arange(400) % 2, smooth=True)
+    assert torch.equal(mixed.value, got.value)
+    assert not torch.equal(got.value, estimators.snis(f, log_w).value)
+
+
+# ------------------------------------------------------------------------------------- many proposals, equal draws
+def rmse(model: PPCA, x: Tensor, q: Proposal, k: int) -> float:
+    f, log_w = particles(model, x, q, k, seed=3)
+    return (estimators.snis(f, log_w).value - EXACT).square().mean().sqrt().item()
+
+
+def test_a_mixture_with_the_prior_and_a_useless_proposal_is_as_good_as_the_good_one(model, x):
+    """200 draws each. The shares come from a pilot of 400; 4000 replicates know an error to about one per cent."""
+    x = x.repeat(10, 1)
+    good = model.posterior(x, inflate=1.2)
+    equal = defensive({"good": good, "useless": shifted(good.scaled(0.2), 9.0)}, model.prior, 0.05)
+    z, log_q = equal.draw(x, 400, generator=seeded(9))
+    pilot = model.log_joint(x, z), equal.component_log_prob(z, x), log_q
+    shares = optimal_shares(*pilot, floor=[0.0, 0.0, 0.05])
+    assert shares.tolist() == pytest.approx([0.95, 0.0, 0.05], abs=1e-6)
+    best = Mixture(equal.components, dict(zip(equal.components, shares.tolist(), strict=True)))
+    alone = rmse(model, x, good, 200)
+    assert rmse(model, x, best, 200) < 1.1 * alone
+    assert rmse(model, x, equal, 200) > 1.3 * alone  # equal shares pay for the useless one
+
+
+def bimodal(z: Tensor) -> Tensor:
+    sides = [Elliptical(torch.full((1,), c).double(), Diagonal(torch.ones(1).double())) for c in (-3.0, 3.0)]
+    return torch.logaddexp(*(side.log_prob(z) for side in sides)) - math.log(2)
+
+
+def test_two_half_right_proposals_beat_each_alone():
+    """Each proposal covers one of two modes; 200 draws each, 1000 replicates, query P(z > 0) = 1/2."""
+    blank = torch.zeros(1000, 1, dtype=torch.double)
+    halves = {name: Elliptical(blank + c, Diagonal(blank + 1.3)) for name, c in {"left": -3.0, "right": 3.0}.items()}
+    error, estimate = {}, {}
+    for name, q in {**halves, "mis": Mixture(halves)}.items():
+        z, log_q = q.draw(blank, 200, generator=seeded(4))
+        f, log_w = (z[..., 0] > 0).double(), bimodal(z) - log_q
+        estimate[name] = (
+            estimators.mis(f, log_w, Mixture(halves).source(200)) if name == "mis" else estimators.snis(f, log_w)
+        )
+        error[name] = (estimate[name].value - 0.5).square().mean().sqrt().item()
+        if name == "mis":
+            score = (estimate[name].value - 0.5) / estimate[name].mcse
+            assert 1e-6 < chi_square_rate(score) < 1 - 1e-6
+            assert (estimate[name].mcse < 0.8 * estimators.snis(f, log_w).mcse).all()  # strata remove their share
+    assert error["mis"] < 0.1 * min(error["left"], error["right"])
+
+
+# -------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
+def test_bad_values_and_weights_are_refused(estimator):
+    f, log_w = torch.zeros(4, 3), torch.zeros(4, 3)
+    with pytest.raises(ShapeError, match=r"f has shape \(4, 2\); it must begin with the shape of the log-weights"):
+        estimator(f[:, :2], log_w)
+    with pytest.raises(ShapeError, match="hold no particle; draw at least one"):
+        estimator(f[:0], log_w[:0])
+    with pytest.raises(WeightError, match="12 of 12 log-weights are NaN"):
+        estimator(f, log_w * torch.nan)
+    with pytest.raises(WeightError, match="3 observations have no particle with positive weight"):
+        estimator(f, log_w - torch.inf)
+    with pytest.raises(WeightError, match="12 of 12 values of f are not finite"):
+        estimator(f + torch.inf, log_w)
+
+
+def test_mis_needs_the_source_of_every_particle_and_two_of_each():
+    f = torch.zeros(4, 3)
+    with pytest.raises(ShapeError, match=r"source has shape \(3,\); expected one entry for each of 4 particles"):
+        estimators.mis(f, f, torch.zeros(3))
+    with pytest.raises(SettingError, match="draw at least two from each"):
+        estimators.mis(f, f, torch.tensor([0, 0, 0, 1]))
