@@ -47,7 +47,7 @@ def test_expected_fdr_by_hand():
 
 @pytest.mark.parametrize("level", [0.0, 0.05, 0.1, 0.3, 1.0])
 def test_discoveries_are_the_largest_admissible_set(level, generator):
-    """Against all 2^8 sets: none larger has an expected FDR of at most the level, and the last admissible one is kept."""
+    """Against all 2^8 sets: no larger one is admissible, and the last admissible hypothesis is kept."""
     prob = torch.rand(8, generator=generator, dtype=torch.double) ** 0.2
     chosen = decisions.discoveries(prob, level)
     largest = max(
@@ -94,5 +94,5 @@ def test_bad_shapes_and_levels_are_refused():
         decisions.discoveries(torch.zeros(0), 0.1)
     with pytest.raises(ShapeError, match=r"shape \(2, 3\); expected one probability a hypothesis, \(n,\)"):
         decisions.discoveries(PROB, 0.1)
-    with pytest.raises(SettingError, match="level=1.2 is no false discovery rate"):
+    with pytest.raises(SettingError, match=r"level=1.2 is no false discovery rate"):
         decisions.discoveries(torch.tensor([0.5]), 1.2)

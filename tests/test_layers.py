@@ -1,4 +1,4 @@
-"""The architecture, enforced: who may import whom, what `import vaerdict` may cost, and that documentation examples run."""
+"""The architecture, enforced: who may import whom, what `import vaerdict` costs, and that examples in docstrings run."""
 
 from __future__ import annotations
 

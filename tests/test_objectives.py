@@ -6,6 +6,7 @@ one backward pass gives as many independent gradients as there are replicates.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -77,14 +78,14 @@ def test_bounds_agree_where_they_must(generator):
     torch.testing.assert_close(objectives.cubo(one), objectives.elbo(one))
     torch.testing.assert_close(objectives.forward_kl(one), torch.zeros(4, dtype=torch.double))
     torch.testing.assert_close(objectives.vr_iwelbo(log_w, 0.0), objectives.iwelbo(log_w))
-    torch.testing.assert_close(objectives.vr_iwelbo(log_w, 1 - 1e-9), objectives.elbo(log_w))
+    torch.testing.assert_close(objectives.vr_iwelbo(log_w, 1 - 1e-6), objectives.elbo(log_w), rtol=0, atol=1e-5)
     ordered = [
         objectives.elbo(log_w),
         objectives.vr_iwelbo(log_w, 0.5),
         objectives.iwelbo(log_w),
         objectives.cubo(log_w),
     ]
-    assert all((low < high).all() for low, high in zip(ordered, ordered[1:], strict=False))
+    assert all((low < high).all() for low, high in itertools.pairwise(ordered))
     assert (objectives.forward_kl(log_w) > 0).all()
 
 
@@ -217,7 +218,7 @@ def test_dropping_the_score_term_of_the_iwelbo_would_be_biased(generator):
 
 
 def test_signal_to_noise_falls_with_k_for_pathwise_and_rises_for_dreg(generator):
-    """Rainforth et al. (2018): of order K^-1/2 and K^+1/2, so that from 4 to 256 particles it is an eighth and eightfold."""
+    """Rainforth et al. (2018): of order K^-1/2 and K^1/2; from 4 to 256 particles an eighth and eightfold."""
     ratio: dict[str, list[float]] = {"pathwise": [], "dreg": []}
     for k in (4, 32, 256):
         sample = {e: gradients(loss("iwelbo", e), 0.4, 1.3, k, 4000, generator)[1] for e in ratio}
@@ -288,7 +289,7 @@ def test_fits_reach_the_closed_form_precisions_within_three_per_cent(bound, esti
 def test_finite_k_bias_of_the_cubo_losses(generator):
     """Unit variances, correlation 0.8: the optimal variance is 1.37, that of the reverse KL 0.36.
 
-    Measured variances: dreg .36 / .99 / 1.30 / 1.36 at K = 1 / 5 / 30 / 200, score .69 / 1.24 / 1.34 at K = 5 / 30 / 200.
+    Measured: dreg .36 / .99 / 1.30 / 1.36 at K = 1 / 5 / 30 / 200, score .69 / 1.24 / 1.34 at K = 5 / 30 / 200.
     """
     precision = torch.linalg.inv(torch.tensor([[1.0, 0.8], [0.8, 1.0]], dtype=torch.double))
     best = 1 / optimum("cubo", precision).mean().item()

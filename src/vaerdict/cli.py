@@ -119,25 +119,21 @@ def diagnose(
         {"observation": i, "khat": k, "ess": e, "verdict": Verdict(v).name.lower()}
         for i, (k, e, v) in enumerate(zip(khat.tolist(), ess.tolist(), verdict.tolist(), strict=True))
     ]
-    if as_json:
-        return _print_json(
-            {"draws": log_w.shape[0], "khat_threshold": diagnostics.khat_threshold(log_w.shape[0]), "rows": rows}
-        )
     n, threshold = log_w.shape[0], diagnostics.khat_threshold(log_w.shape[0])
+    if as_json:
+        return _print_json({"draws": n, "khat_threshold": threshold, "rows": rows})
     _rows(f"{n} draws; k-hat must stay below {threshold:.2f}", rows[:50])
     if len(rows) > 50:
         screen.print(f"... and {len(rows) - 50} more observations (--json lists all)")
     counts = {v.name.lower(): int((verdict == v).sum()) for v in Verdict}
-    screen.print(
-        f"ok {counts['ok']}, caution {counts['caution']}, refuse {counts['refuse']} of {len(rows)} observations"
-    )
+    screen.print(f"{', '.join(f'{name} {count}' for name, count in counts.items())} of {len(rows)} observations")
 
 
 @app.command(epilog="Example:  vaerdict report runs/ppca")
 def report(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, or with --readme the folder of all results.")],
     readme: Annotated[
-        Path | None, typer.Option(help="Also rewrite the result tables of this README.", dir_okay=False)
+        Path | None, typer.Option(help="Rewrite the result tables of this README instead.", dir_okay=False)
     ] = None,
 ) -> None:
     """Rebuild tables, figures and page from the result files; trains nothing."""
@@ -174,16 +170,15 @@ def _read_weights(path: Path) -> torch.Tensor:
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise core.DataError(
-            f"{path} is no .npy array of numbers ({error}); save log-weights with numpy.save."
-        ) from error
+        raise core.DataError(f"{path} is no whole .npy array of numbers; save log-weights with numpy.save.") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise core.DataError(f"{path} holds no plain numeric array; save one array of log-weights with numpy.save.")
     if array.ndim not in (1, 2) or array.size == 0:
         raise core.ShapeError(f"{path} has shape {array.shape}; expected draws x observations.")
-    if array.shape[0] < 2:
+    if array.ndim == 2 and 1 in array.shape:
         raise core.ShapeError(
-            f"{path} has shape {array.shape}: one draw says nothing; is it transposed? Draws come first."
+            f"{path} has shape {array.shape}: one column of draws, or one draw of many observations? "
+            "For a single observation save a one-dimensional array of its draws."
         )
     log_w = torch.from_numpy(array.astype(np.float64))
     return core.check_log_weights(log_w.unsqueeze(1) if array.ndim == 1 else log_w)

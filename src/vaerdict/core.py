@@ -91,7 +91,10 @@ class Model(Protocol):
     ``log_joint`` in place of x, so that particles, leapfrog steps and proposals do not pay for it again.
     """
 
-    prior: Prior
+    @property
+    def prior(self) -> Prior:
+        """The distribution of the latent before x is seen; a plain attribute will do."""
+        ...
 
     def log_joint(self, x: Any, z: Latent) -> Tensor:
         """Log p(x, z). Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""

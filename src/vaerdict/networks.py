@@ -10,12 +10,15 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vaerdict.core import SettingError, ShapeError, per_member
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -96,7 +99,7 @@ def stackable(module: nn.Module) -> bool:
     return bool(getattr(module, "stackable", False))
 
 
-def stack(modules: Sequence[nn.Module]) -> nn.Module:
+def stack(modules: Sequence[Module]) -> Module:
     """One module with the parameters of all along a leading member axis; buffers that are equal in all are shared."""
     if not modules:
         raise SettingError("a stack needs at least one module.")
@@ -119,7 +122,7 @@ def stack(modules: Sequence[nn.Module]) -> nn.Module:
     return out
 
 
-def unstack(module: nn.Module, template: nn.Module, index: int) -> nn.Module:
+def unstack(module: nn.Module, template: Module, index: int) -> Module:
     """Member `index` of a stack as a module of its own, shaped like `template` (any of the modules stacked)."""
     out = copy.deepcopy(template)
     with torch.no_grad():

@@ -53,7 +53,7 @@ class Family(Protocol):
         """What follows the objective's name in tables."""
         ...
 
-    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> nn.Module:
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Trainable:
         """A fresh proposal for observations like x with d latents."""
         ...
 
@@ -191,7 +191,7 @@ class SplineFlow:
             from zuko.flows import NSF
         except ImportError as error:
             raise SettingError("spline flows need zuko; install it with `pip install vaerdict[flows]`.") from error
-        with _global_state_from(generator):
+        with global_state_from(generator):
             flow = NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
         return Flow(flow, d, *_center_and_spread(x)).to(x)
 
@@ -277,12 +277,12 @@ class Prior:
 def _sample(prior: core.Prior, shape: tuple[int, ...], generator: Randomness) -> Latent:
     """Sample a torch distribution, which only knows the global state, from a generator."""
     source = as_source(generator)
-    with _global_state_from(source.generator if isinstance(source, Sobol) else source.generators[0]):
+    with global_state_from(source.generator if isinstance(source, Sobol) else source.generators[0]):
         return prior.sample(torch.Size(shape))
 
 
 @contextmanager
-def _global_state_from(generator: torch.Generator) -> Iterator[None]:
+def global_state_from(generator: torch.Generator) -> Iterator[None]:
     """Let code that only knows torch's global random state draw from a generator: fork, seed, restore."""
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from vaerdict.core import Model, Progress, Proposal, SettingError, ShapeError, check_count, prepared, silent
+from vaerdict.core import (
+    DivergenceError,
+    Model,
+    Progress,
+    Proposal,
+    SettingError,
+    ShapeError,
+    check_count,
+    prepared,
+    silent,
+)
 from vaerdict.distributions import Diagonal, Elliptical, Noise, Triangular
 from vaerdict.noise import Randomness, as_source
 from vaerdict.objectives import Loss, iwelbo, loss
@@ -24,7 +34,7 @@ _CANDIDATES = 6  # a pure Newton step and five dampings, a decade apart
 _DAMPING, _LEAST_DAMPING = 1e-2, 1e-6  # relative to the stiffest direction
 _KINK = 0.5  # nats: within one standard deviation of where Newton points
 _FLAT = 1e-3  # of the prior's curvature: what a step takes a flat direction for
-_LEAST_PRIOR_CURVATURE = 1e-2
+_LEAST_PRIOR_CURVATURE = 1e-8
 _START_DRAWS = 32
 _TEMPORARIES = 2  # peak memory over what autograd keeps, measured
 
@@ -92,6 +102,11 @@ def refine(
     check_count(n_steps, name="n_steps")
     z = _location(start, x, generator)
     axis = _check_axis(x, z, axis)
+    n_bad = int((~z.isfinite()).any(-1).sum())
+    if n_bad:
+        raise DivergenceError(
+            f"{n_bad} of {z[..., 0].numel()} locations to start from are not finite; mend the proposal."
+        )
     parts = []
     for rows in _chunks(model, x, z, axis, max_bytes, copies=_CANDIDATES):
         parts.append(_climb(model, x.index_select(axis, rows), z.index_select(axis, rows), axis, n_steps, tolerance))
@@ -175,7 +190,7 @@ def _climb(model: Model, x: Tensor, z: Tensor, axis: int, n_steps: int, toleranc
 
 def _rows_of(mask: Tensor, axis: int) -> Tensor:
     """Indices along `axis` at which any entry of the mask holds."""
-    return mask.movedim(axis, 0).flatten(1).any(1).nonzero().flatten() if mask.dim() > 1 else mask.nonzero().flatten()
+    return mask.movedim(axis, 0).reshape(mask.shape[axis], -1).any(1).nonzero().flatten()
 
 
 def _begin(model: Model, context: Any, z: Tensor) -> _Search:
@@ -231,30 +246,26 @@ def _derivatives(log_p: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, 
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         value = log_p(z)
-        if not value.requires_grad:
-            raise SettingError(
-                "log_joint carries no gradient in z; write it in torch operations, with nothing detached."
-            )
-        (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True, materialize_grads=True)
-        rows = [_row(gradient[..., i].sum(), z) for i in range(z.shape[-1])]
+        gradient = _gradient(value.sum(), z, create_graph=True)
+        rows = [_gradient(gradient[..., i].sum(), z) for i in range(z.shape[-1])]
     hessian = torch.stack(rows, -2)
     return value.detach(), gradient.detach(), 0.5 * (hessian + hessian.mT)
 
 
-def _row(component: Tensor, z: Tensor) -> Tensor:
-    if not component.requires_grad:  # log p is linear in z
+def _gradient(y: Tensor, z: Tensor, *, create_graph: bool = False) -> Tensor:
+    if not y.requires_grad:  # constant in z, as the gradient of what is linear
         return torch.zeros_like(z)
-    return torch.autograd.grad(component, z, retain_graph=True, materialize_grads=True)[0]
+    return torch.autograd.grad(y, z, retain_graph=True, create_graph=create_graph, materialize_grads=True)[0]
 
 
 def _prior_curvature(model: Model, z: Tensor) -> Tensor:
-    """The least eigenvalue of the prior's negative Hessian at z, as a scale below which no curvature is believed.
+    """The least eigenvalue of the prior's negative Hessian at z (one where it has none): no curvature below is believed.
 
     Shapes: ``(*batch, d) -> (*batch, 1)``.
     """
     hessian = _derivatives(lambda t: _per_observation(model.prior.log_prob(t[None])[0], t), z)[2].double()
     least = torch.linalg.eigvalsh(-torch.where(hessian.isfinite(), hessian, 0))[..., :1]
-    return least.clamp_min(_LEAST_PRIOR_CURVATURE)
+    return torch.where(least > _LEAST_PRIOR_CURVATURE, least, 1)
 
 
 def _per_observation(log_p: Tensor, z: Tensor) -> Tensor:
@@ -443,6 +454,7 @@ def _bytes_each(model: Model, x: Tensor, z: Tensor, axis: int) -> int:
 
 
 def _bytes_kept(model: Model, x: Tensor, z: Tensor) -> int:
+    """Bytes that autograd keeps for a gradient that can be differentiated again, each piece of memory once."""
     kept: dict[int, int] = {}
 
     def count(t: Tensor) -> Tensor:
@@ -451,5 +463,14 @@ def _bytes_kept(model: Model, x: Tensor, z: Tensor) -> int:
 
     with saved_tensors_hooks(count, lambda t: t), torch.enable_grad():
         z = z.detach().requires_grad_()
-        torch.autograd.grad(model.log_joint(prepared(model, x), z[None]).sum(), z, create_graph=True)
+        log_p = model.log_joint(prepared(model, x), z[None])
+        if log_p.shape != (1, *z.shape[:-1]):
+            raise ShapeError(
+                f"log_joint gives {tuple(log_p.shape)} for latents {(1, *z.shape)}; expected {(1, *z.shape[:-1])}."
+            )
+        gradient = (
+            torch.autograd.grad(log_p.sum(), z, create_graph=True, allow_unused=True) if log_p.requires_grad else [None]
+        )
+    if gradient[0] is None:
+        raise SettingError("log_joint carries no gradient in z; write it in torch operations, with nothing detached.")
     return sum(kept.values())

@@ -57,10 +57,7 @@ def run(*, seed: int = 0, n_draws: int = 1000, device: str = "cpu", progress: Pr
         "settings": {"seed": seed, "n_draws": n_draws, "threshold": THRESHOLD, "tolerance": 0.02},
         "seeds": [seed],
         "selection": [score._asdict() for score in steps.selection],
-        "proposals": [
-            _proposal_row(model, x, exact, name, q, n_draws, seed)
-            for name, q in {**combined.components, "MIS": combined}.items()
-        ],
+        "proposals": [_proposal_row(model, x, exact, name, q, n_draws, seed) for name, q in alone.items()],
         **_decision(answer, exact, n_draws),
     }
 

@@ -75,6 +75,12 @@ class Claim:
 def tally(claims: Sequence[Claim]) -> str:
     """How many claims hold, fail and stay open, in words."""
     count = {word: sum(claim.word is word for claim in claims) for word in Word}
-    verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("does not hold", "do not hold"), Word.OPEN: ("is not resolved", "are not resolved")}
+    verbs = {
+        Word.HOLDS: ("holds", "hold"),
+        Word.FAILS: ("does not hold", "do not hold"),
+        Word.OPEN: ("is not resolved", "are not resolved"),
+    }
     parts = [f"{n} {verbs[word][n != 1]}" for word, n in count.items() if n]
-    return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "none could be examined"
+    return (
+        ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "none could be examined"
+    )

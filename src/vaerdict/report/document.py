@@ -62,7 +62,9 @@ def _markdown_block(block: Block) -> str:
         return ""
     if isinstance(block, Table):
         return "" if block.detail else tables.markdown(block)
-    lines = [f"| {markdown_text(c.text)} | **{c.word}** | {'<br>'.join(map(markdown_text, _sentences(c)))} |" for c in block]
+    lines = [
+        f"| {markdown_text(c.text)} | **{c.word}** | {'<br>'.join(map(markdown_text, _sentences(c)))} |" for c in block
+    ]
     return "\n".join(["| claim | verdict | evidence |", "|---|---|---|", *lines]) if lines else ""
 
 
@@ -78,7 +80,9 @@ def _plain_block(block: Block) -> str:
         return ""
     if isinstance(block, Table):
         return "" if block.detail else tables.plain(block)
-    return "\n".join(f"[{claim.word}] {claim.text}" + "".join(f"\n    {s}" for s in _sentences(claim)) for claim in block)
+    return "\n".join(
+        f"[{claim.word}] {claim.text}" + "".join(f"\n    {s}" for s in _sentences(claim)) for claim in block
+    )
 
 
 def _sentences(claim: Claim) -> list[str]:

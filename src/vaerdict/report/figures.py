@@ -55,7 +55,12 @@ def label(name: object, longest: int = 28) -> str:
 
 
 def heat_map(
-    values: Mapping[tuple[str, str], float | None], rows: Sequence[str], columns: Sequence[str], *, digits: int, scale: float = 1
+    values: Mapping[tuple[str, str], float | None],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    digits: int,
+    scale: float = 1,
 ) -> Figure:
     """Models down, proposals across, the best of each row framed. Lower is better, and lighter."""
     from matplotlib import colormaps
@@ -69,7 +74,14 @@ def heat_map(
         for j, proposal in enumerate(columns):
             value = values.get((model, proposal))
             colour = "none" if value is None else cmap(norm(value * scale))
-            _tile(axes, j, i, colour, None if value is None else number(value * scale, digits), best=value == min(known, default=0))
+            _tile(
+                axes,
+                j,
+                i,
+                colour,
+                None if value is None else number(value * scale, digits),
+                best=value == min(known, default=0),
+            )
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel="proposal", ylabel="model")
     axes.set_xticks(range(len(columns)), [label(c) for c in columns])
     axes.set_yticks(range(len(rows)), [label(r) for r in rows])
@@ -100,12 +112,18 @@ def error_curves(lines: Sequence[Line]) -> Figure:
         means = [point.mean for point in line.y]
         spread = [point.sd or 0.0 for point in line.y]
         if line.floor:
-            axes.plot(line.x, means, color=GREY, linestyle=("--", ":")["Sobol" in line.name], label=label(line.name, 60))
+            axes.plot(
+                line.x, means, color=GREY, linestyle=("--", ":")["Sobol" in line.name], label=label(line.name, 60)
+            )
             continue
         look = next(looks)
         colour, marker = OKABE_ITO[look % len(OKABE_ITO)], _MARKERS[look % len(_MARKERS)]
-        axes.errorbar(line.x, means, spread, color=colour, marker=marker, markersize=4.5, capsize=2, label=label(line.name, 60))
-    axes.set(xscale="log", yscale="log", xlabel="draws for each observation", ylabel="mean absolute error of the sampler")
+        axes.errorbar(
+            line.x, means, spread, color=colour, marker=marker, markersize=4.5, capsize=2, label=label(line.name, 60)
+        )
+    axes.set(
+        xscale="log", yscale="log", xlabel="draws for each observation", ylabel="mean absolute error of the sampler"
+    )
     _plain_ticks(axes, sorted({x for line in lines for x in line.x}))
     axes.grid(which="major", color=GREY, alpha=0.25)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
@@ -146,14 +164,32 @@ def against_truth(points: Sequence[Mapping[str, Any]]) -> Figure:
     figure, axes = blank(height=5.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, zorder=0)
     for verdict, (colour, marker) in VERDICT_LOOK.items():
-        some = [p for p in points if p.get("verdict") == verdict and p.get("exact") is not None and p.get("estimate") is not None]
+        some = [
+            p
+            for p in points
+            if p.get("verdict") == verdict and p.get("exact") is not None and p.get("estimate") is not None
+        ]
         if some:
             x, y = [p["exact"] for p in some], [p["estimate"] for p in some]
             error = [2 * (p.get("mcse") or 0.0) for p in some]
             axes.errorbar(
-                x, y, error, fmt=marker, color=colour, markersize=4.5, elinewidth=1, alpha=0.8, label=f"{verdict} ({len(some)})"
+                x,
+                y,
+                error,
+                fmt=marker,
+                color=colour,
+                markersize=4.5,
+                elinewidth=1,
+                alpha=0.8,
+                label=f"{verdict} ({len(some)})",
             )
-    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal", xlabel="exact probability", ylabel="estimated probability")
+    axes.set(
+        xlim=(-0.03, 1.03),
+        ylim=(-0.03, 1.03),
+        aspect="equal",
+        xlabel="exact probability",
+        ylabel="estimated probability",
+    )
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="verdict", loc="upper left")
     return figure

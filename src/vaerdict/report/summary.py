@@ -81,7 +81,9 @@ def rows_of(results: Row, name: str, *required: str) -> list[Row]:
     for index, row in enumerate(rows):
         absent = [key for key in required if key not in row]
         if absent:
-            raise DataError(f"record {index} of {name!r} in results.json lacks {', '.join(absent)}; run the experiment again.")
+            raise DataError(
+                f"record {index} of {name!r} in results.json lacks {', '.join(absent)}; run the experiment again."
+            )
     return rows
 
 

@@ -36,7 +36,9 @@ _STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "hatch.linewidth": 0.6,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK
+    ),
 }
 
 

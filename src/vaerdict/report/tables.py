@@ -101,7 +101,9 @@ class _Grid:
         object.__setattr__(self, "widths", [max(map(len, column)) for column in columns])
 
     def line(self, texts: list[str]) -> str:
-        first, *rest = [t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(texts, self.widths, strict=True))]
+        first, *rest = [
+            t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(texts, self.widths, strict=True))
+        ]
         return "  ".join([first, *rest]).rstrip()
 
 

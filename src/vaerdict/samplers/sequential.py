@@ -123,7 +123,7 @@ def _checked(settings: Settings, n_particles: int) -> Settings:
         check_count(getattr(settings, name), name=name)
     if not 0 < settings.ess_target < 1:
         raise SettingError(
-            f"ess_target={settings.ess_target} is a share of the particles; it must lie between 0 and 1."
+            f"ess_target={settings.ess_target} is a share of the particles, between 0 and 1."
         )
     if settings.n_islands % 2:
         raise SettingError(f"n_islands={settings.n_islands} must be even: the two halves set each other's metric.")

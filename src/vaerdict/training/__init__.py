@@ -15,6 +15,7 @@ from vaerdict.training.recipes import (
     recipe,
     warm_up,
 )
+from vaerdict.training.stacks import as_model
 
 __all__ = [
     "AGG",
@@ -29,6 +30,7 @@ __all__ = [
     "Member",
     "Recipe",
     "Settings",
+    "as_model",
     "cyclical",
     "recipe",
     "train",

@@ -47,18 +47,20 @@ class Adam:
         self.flat, self.betas, self.eps = flat, betas, eps
         members = flat.values.shape[0]
         self.lr = torch.full((members, 1), lr, dtype=flat.values.dtype, device=flat.values.device)
-        self.steps = torch.zeros_like(self.lr)
+        self.steps = torch.zeros_like(self.lr, dtype=torch.float64)
         self.first, self.second = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, only: Tensor | None = None) -> None:
-        """Descend; with `only` ``(members,)`` the other members, and all that is remembered of them, stay as they are."""
+        """Descend; members not marked in `only` ``(members,)``, and all that is remembered of them, stay as they are."""
         b1, b2 = self.betas
         kept = None if only is None or bool(only.all()) else [t.clone() for t in self._tensors()]
         self.steps += 1
         self.first.lerp_(gradient, 1 - b1)
         self.second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
-        first, second = self.first / (1 - b1**self.steps), self.second / (1 - b2**self.steps)
+        # in float32 the first step's 1 - b2 would be wrong in its fifth digit
+        unbiased = [(1 - b**self.steps).to(gradient.dtype) for b in self.betas]
+        first, second = self.first / unbiased[0], self.second / unbiased[1]
         self.flat.values.addcmul_(first / (second.sqrt() + self.eps), self.lr, value=-1)
         if kept is not None and only is not None:
             for tensor, old in zip(self._tensors(), kept, strict=True):

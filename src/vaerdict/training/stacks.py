@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from vaerdict.core import prepared
-from vaerdict.networks import stack, stackable, unstack
-from vaerdict.noise import Iid, Source, seeded
-from vaerdict.proposals import Prior
+from vaerdict.core import Model, SettingError, log_mean_exp, prepared
+from vaerdict.networks import Module, stack, stackable, unstack
+from vaerdict.noise import Iid, seeded
+from vaerdict.proposals import Prior, Trainable
 from vaerdict.training.flat import Adam, Flat
 from vaerdict.training.recipes import Recipe
 
@@ -23,7 +23,7 @@ class Member:
     """A model and a proposal to be trained together by a recipe, with a seed of their own."""
 
     model: nn.Module
-    proposal: nn.Module
+    proposal: Trainable
     recipe: Recipe
     seed: int
 
@@ -31,6 +31,15 @@ class Member:
     def name(self) -> str:
         """How messages call the member: ``IWAE, seed 3``."""
         return f"{self.recipe.name}, seed {self.seed}"
+
+
+def as_model(module: nn.Module) -> Model:
+    """The module as the model it is; one that lacks what a model offers is refused."""
+    missing = [name for name in ("log_joint", "prior") if not hasattr(module, name)]
+    if missing:
+        lacks = " and no ".join(missing)
+        raise SettingError(f"{type(module).__name__} has no {lacks}; a model offers log_joint(x, z) and prior.")
+    return cast(Model, module)
 
 
 def signature(member: Member) -> tuple[Any, ...] | None:
@@ -46,18 +55,19 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
     """Everything about a module but the values of its tensors: parts, shapes, and plain attributes such as sizes."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     plain = [
-        (
-            name,
-            type(part),
-            tuple((k, v) for k, v in vars(part).items() if k[0] != "_" and k != "training" and _hashable(v)),
-        )
+        (name, type(part), tuple((k, _key(v)) for k, v in vars(part).items() if k[0] != "_" and k != "training"))
         for name, part in module.named_modules()
     ]
-    return tuple(plain), tuple((name, tuple(t.shape), t.requires_grad) for name, t in tensors)
+    return tuple(plain), tuple((name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors)
 
 
-def _hashable(value: Any) -> bool:
-    return value is None or callable(value) or isinstance(value, (bool, int, float, str, tuple))
+def _key(value: Any) -> Any:
+    """The value where it can be compared by hash; else its identity, which keeps members apart: slower, never wrong."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
 
 
 class Stack:
@@ -69,9 +79,10 @@ class Stack:
     def __init__(
         self, members: Sequence[Member], *, lr_theta: float, lr_phi: float, learn_model: bool, device: torch.device
     ) -> None:
-        self.members = list(members)
+        self.members, self.device = list(members), device
         self.stacked = len(members) > 1
         self.model = self._join([m.model for m in members]).to(device)
+        self.density = as_model(self.model)
         self.proposal = self._join([m.proposal for m in members]).to(device)
         self.learn_model = learn_model and any(p.requires_grad for p in self.model.parameters())
         self.theta = Adam(Flat(self.model, len(members)), lr_theta)
@@ -83,7 +94,7 @@ class Stack:
         self._by_loss = _index_by([m.recipe.phi for m in members])
         self._by_theta = _index_by([m.recipe.theta for m in members])
 
-    def _join(self, modules: Sequence[nn.Module]) -> nn.Module:
+    def _join(self, modules: Sequence[Module]) -> Module:
         return stack(modules) if self.stacked else copy.deepcopy(modules[0])
 
     def compile(self) -> None:
@@ -134,10 +145,10 @@ class Stack:
 
     def _log_weights(self, x: Tensor, z: Tensor, log_q: Tensor, beta: Tensor | None) -> Tensor:
         """Log-weights with the KL term multiplied by beta: log p(x | z) + beta (log p(z) - log q(z | x))."""
-        log_p = self.model.log_joint(prepared(self.model, x), z)  # type: ignore[arg-type, operator]
+        log_p = self.density.log_joint(prepared(self.density, x), z)
         if beta is None:
             return log_p - log_q
-        return log_p - (1 - beta) * Prior(self.model.prior).log_prob(z, x) - beta * log_q  # type: ignore[arg-type]
+        return log_p - (1 - beta) * Prior(self.density.prior).log_prob(z, x) - beta * log_q
 
     def _per_member(self, log_w: Tensor, fn: Callable[[int, Tensor], Tensor], groups: list[list[int]]) -> Tensor:
         """Mean loss of each member over its batch; members of one loss go through it together."""
@@ -151,45 +162,42 @@ class Stack:
 
     @torch.no_grad()
     def score(self, x: Tensor, k: int, *, chunk: int = 1024) -> Tensor:
-        """Held-out IWELBO of each member by its own proposal, with the same noise at every call. Shapes: ``-> (members,)``."""
-        source: Source = Iid(
-            tuple(
-                seeded(_mix(m.seed, "held out"), g.device) for m, g in zip(self.members, self.generators, strict=True)
-            )
-        )
+        """Held-out IWELBO of each member by its own proposal, on the same noise every time. Shapes: ``-> (members,)``."""
+        source = self._same_noise("held out")
         total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
         for part in x.split(chunk):
             batch = part.expand(len(self.members), *part.shape) if self.stacked else part
             q = self.proposal(batch)
-            z = q.transform(self.proposal.noise(batch, k, source))  # type: ignore[operator]
+            z = q.transform(self.proposal.noise(batch, k, source))
             log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
-            total += (torch.logsumexp(log_w, 0) - torch.log(torch.tensor(k))).sum(-1).reshape(-1)
+            total += log_mean_exp(log_w).sum(-1).reshape(-1)
         return total / x.shape[0]
 
     @torch.no_grad()
     def mutual_information(self, x: Tensor) -> Tensor:
         """Mutual information of x and z under q, in nats, up to log n for n observations. Shapes: ``-> (members,)``."""
         n, batch = x.shape[0], x.expand(len(self.members), *x.shape) if self.stacked else x
-        source: Source = Iid(
-            tuple(
-                seeded(_mix(m.seed, "information"), g.device)
-                for m, g in zip(self.members, self.generators, strict=True)
-            )
-        )
         q = self.proposal(batch)
-        z = q.transform(self.proposal.noise(batch, 1, source))[0]  # type: ignore[operator]
+        z = q.transform(self.proposal.noise(batch, 1, self._same_noise("information")))[0]
         every = z.movedim(-2, 0).unsqueeze(-2).expand(n, *z.shape)  # particle i against each observation j
         log_q = q.log_prob(every)
         own = log_q.diagonal(dim1=0, dim2=-1)
-        aggregate = torch.logsumexp(log_q, -1) - torch.log(torch.tensor(n))
-        return (own.mean(-1) - aggregate.mean(0)).reshape(-1)
+        return (own.mean(-1) - log_mean_exp(log_q, -1).mean(0)).reshape(-1)
 
-    def separate(self) -> list[tuple[nn.Module, nn.Module]]:
-        """The members' modules, each on its own again."""
+    def _same_noise(self, purpose: str) -> Iid:
+        """A source that starts anew at every call, and apart from what training draws."""
+        return Iid(tuple(seeded(_mix(m.seed, purpose), self.device) for m in self.members))
+
+    def separate(self) -> list[tuple[nn.Module, Trainable]]:
+        """The members' modules, each on its own again, on the device they were trained on."""
         if not self.stacked:
             return [(self.model, self.proposal)]
         return [
-            (unstack(self.model, m.model, i), unstack(self.proposal, m.proposal, i)) for i, m in enumerate(self.members)
+            (
+                unstack(self.model, m.model, i).to(self.device),
+                unstack(self.proposal, m.proposal, i).to(self.device),
+            )
+            for i, m in enumerate(self.members)
         ]
 
 

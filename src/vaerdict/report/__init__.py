@@ -1,0 +1,5 @@
+"""Result files to tables, figures and one self-contained web page. Reads what the experiments wrote and trains nothing."""
+
+from vaerdict.report.render import markdown, plain, render, update_readme
+
+__all__ = ["markdown", "plain", "render", "update_readme"]

@@ -1,0 +1,94 @@
+"""From a run directory to its page, its figures and the tables of the README."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vaerdict.core import DataError
+from vaerdict.report import demo, document, generic, ppca, svg
+from vaerdict.report.document import Document
+from vaerdict.report.page import page, write_whole
+
+Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
+
+MAKERS: dict[str, Maker] = {"ppca": ppca.document, "demo": demo.document, "audit": generic.document}
+"""What writes the report of each experiment."""
+
+
+def render(run_dir: Path) -> Path:
+    """Draw the figures of a finished run and write its page; returns the page's path."""
+    report = load(run_dir)
+    drawings = {}
+    for picture in report.pictures():
+        forms = svg.files(picture)
+        drawings[picture.name] = forms.pop("inline").decode()
+        for suffix, content in forms.items():
+            write_whole(run_dir / "figures" / f"{picture.name}{suffix}", content)
+    return write_whole(run_dir / "report.html", page(report, drawings))
+
+
+def markdown(run_dir: Path) -> str:
+    """The summary, claims and tables of a finished run in Markdown."""
+    return document.markdown(load(run_dir))
+
+
+def plain(run_dir: Path) -> str:
+    """The summary, claims and tables of a finished run as plain text."""
+    return document.plain(load(run_dir))
+
+
+def load(run_dir: Path) -> Document:
+    """The report of a finished run, still to be drawn."""
+    results = _read(run_dir / "results.json")
+    experiment = results.get("experiment")
+    if not isinstance(experiment, str) or experiment not in MAKERS:
+        raise DataError(
+            f"{run_dir / 'results.json'} is of experiment {experiment!r}; reports exist for {', '.join(MAKERS)}."
+        )
+    manifest = run_dir / "manifest.json"
+    try:
+        return MAKERS[experiment](results, _read(manifest) if manifest.exists() else None)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{run_dir / 'results.json'} does not have the form of a {experiment} result: {error!r}."
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist; give the directory of a finished run.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise DataError(
+            f"{path} is not whole JSON ({error}); the run was cut short or the file damaged: run it again."
+        ) from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds a {type(value).__name__}, not a record; it was not written by this program.")
+    return value
+
+
+def update_readme(readme: Path, results_root: Path) -> list[str]:
+    """Replace the text between each pair of results markers by the rendered tables; returns the experiments' names.
+
+    The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``.
+    """
+    text = readme.read_text(encoding="utf-8")
+    names = re.findall(r"<!-- results:([\w-]+) -->", text)
+    for name in names:
+        opening, closing = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
+        if text.count(opening) != 1 or text.count(closing) != 1 or text.index(closing) < text.index(opening):
+            raise DataError(f"{readme} needs exactly one '{opening}' followed by one '{closing}'.")
+        before, rest = text.split(opening)
+        _, after = rest.split(closing)
+        text = f"{before}{opening}\n\n{markdown(results_root / name)}\n\n{closing}{after}"
+    write_whole(readme, text)
+    return names
