@@ -82,20 +82,21 @@ def test_agrees_with_arviz(family: str, k: int) -> None:
 
 @pytest.mark.parametrize("variance", [0.1, 0.3, 0.5, 0.8])
 def test_recovers_the_exact_shape(variance: float) -> None:
-    """For N(0, 1) under N(0, s^2) the shape is 1 - s^2, reached from below as the cutoff z_u grows.
+    """For N(0, 1) under N(0, s^2) the shape is k = 1 - s^2, approached from below as the cutoff grows.
 
-    P(w > t) is t^(-1/k) / sqrt(log t) up to constants, so that the slope at the cutoff is (1 + s^2 / z_u^2) / k; the
-    prior adds a pull of 10 / (n + 10) towards one half. Both are allowed for, and four standard errors.
+    With z = s u, log w is k u^2 / 2 up to a constant, so that the tail's local shape at u is k u / h(u), where h is the
+    hazard of the normal distribution: 0.88 k at this cutoff, and more beyond it. The prior pulls towards one half by
+    10 / (n + 10), and the mean over observations is known to a standard error.
     """
-    k, n, exact = 50_000, 60, 1 - variance
-    scale = math.sqrt(variance)
+    k, n, exact, scale = 50_000, 60, 1 - variance, math.sqrt(variance)
     khat = diagnostics.khat(gaussian_weights(scale * normal(k, n), scale))
     tail = math.ceil(3 * math.sqrt(k))
-    cutoff = stats.norm.isf(tail / k / 2)
-    allowed = exact * variance / cutoff**2 + abs(exact - 0.5) * 10 / (tail + 10) + 4 * khat.std().item() / math.sqrt(n)
-    assert allowed < 0.08
-    assert abs(khat.mean().item() - exact) < allowed
-    assert abs(khat.mean().item() - (exact + 0.1)) > allowed  # the check can fail
+    u = stats.norm.isf(tail / k / 2)
+    local = exact * u * stats.norm.sf(u) / stats.norm.pdf(u)
+    slack = abs(exact - 0.5) * 10 / (tail + 10) + 4 * khat.std().item() / math.sqrt(n)
+    assert slack < 0.05
+    assert local - slack < khat.mean().item() < exact + slack
+    assert not khat.mean().item() + 0.15 < exact + slack  # the check can fail
 
 
 def test_exact_pareto_weights_have_their_own_shape() -> None:
@@ -152,7 +153,7 @@ def test_a_dominating_weight_never_looks_good(k: int, height: int) -> None:
 
 
 def test_five_positive_weights_are_enough() -> None:
-    assert diagnostics.khat(sparse(1000, 5)).isfinite()
+    assert diagnostics.khat(0.1 * sparse(1000, 5)).isfinite()
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
@@ -160,7 +161,7 @@ def test_five_positive_weights_are_enough() -> None:
 def test_weights_that_are_not_finite_raise(assess, bad: float) -> None:
     log_w = normal(100, 3)
     log_w[7, 1] = bad
-    with pytest.raises(WeightError, match="1 of 300 log-weights"):
+    with pytest.raises(WeightError, match=r"1 of 300 log-weights are NaN|1 are \+inf"):
         assess(log_w)
     with pytest.raises(WeightError, match="1 observations have no particle"):
         assess(normal(100, 3).masked_fill(torch.tensor([False, True, False]), -INF))
@@ -232,9 +233,10 @@ def test_ess_bounds_and_closed_form() -> None:
     torch.testing.assert_close(diagnostics.ess(log_w - 900), ess)
 
 
-@pytest.mark.parametrize(
-    ("k", "expected"), [(1, -INF), (10, 0.0), (200, 0.5654), (1000, 2 / 3), (2155, 0.7), (10**6, 0.7)]
-)
+THRESHOLDS = [(1, -INF), (10, 0.0), (200, 0.5654), (1000, 2 / 3), (2155, 0.7), (10**6, 0.7)]
+
+
+@pytest.mark.parametrize(("k", "expected"), THRESHOLDS)
 def test_khat_threshold(k: int, expected: float) -> None:
     assert diagnostics.khat_threshold(k) == pytest.approx(expected, abs=1e-4)
 
@@ -310,15 +312,12 @@ def test_mcse_closed_form_shapes_and_strata() -> None:
     f, log_w = normal(60, 4, 5, 2), normal(60, 4, seed=1)
     strata = torch.arange(60).remainder(2) * 7  # labels are names, not indices
     assert diagnostics.mcse_snis(f, log_w).shape == (4, 5, 2)
-    error = log_normalise(log_w)[:, 0].exp() * (
-        f[:, 0, 0, 0] - (log_normalise(log_w)[:, 0].exp() * f[:, 0, 0, 0]).sum()
-    )
+    first, weight = f[:, 0, 0, 0], log_normalise(log_w[:, 0]).exp()
+    error = weight * (first - (weight * first).sum())
     by_hand = (30 * error[::2].var() + 30 * error[1::2].var()).sqrt()
     torch.testing.assert_close(diagnostics.mcse_snis(f, log_w, strata=strata)[0, 0, 0], by_hand)
-    indicator = (f > 0)[..., 0, 0]
-    torch.testing.assert_close(
-        diagnostics.mcse_snis(indicator, log_w), diagnostics.mcse_snis(indicator.double(), log_w)
-    )
+    above = (f > 0)[..., 0, 0]
+    torch.testing.assert_close(diagnostics.mcse_snis(above, log_w), diagnostics.mcse_snis(above.double(), log_w))
 
 
 def test_functions_that_do_not_fit_raise() -> None:
@@ -337,7 +336,7 @@ def test_functions_that_do_not_fit_raise() -> None:
 def test_khat_of_sees_a_heavy_function_on_light_weights() -> None:
     """Under q = N(0, 1.2^2) f w = exp(c z^2) has shape 2 * 1.44 * c: 0.86 for f = exp(0.45 z^2), far from an integral.
 
-    Finite cutoffs read a tenth low (see `test_recovers_the_exact_shape`), which still leaves it above 0.7.
+    Finite cutoffs read up to an eighth low (see `test_recovers_the_exact_shape`), which still leaves it above 0.7.
     """
     z = 1.2 * normal(20_000, 8)
     log_w = gaussian_weights(z, 1.2)
@@ -363,6 +362,7 @@ def test_khat_of_with_equal_weights_is_that_of_the_function() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_devices_agree() -> None:
     log_w = torch.cat([make(1000, 7).double() for make in FAMILIES.values()], 1)
     for here, there in zip(diagnostics.psis(log_w), diagnostics.psis(log_w.cuda()), strict=True):

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checks import assert_mean
 from scipy import integrate, special, stats
 from torch import Tensor
 
+from checks import assert_mean
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
 from vaerdict.noise import Sobol, as_source, seeded

@@ -10,10 +10,10 @@ import math
 
 import pytest
 import torch
-from checks import assert_mean, assert_within, chi_square_rate
 from scipy import stats
 from torch import Tensor
 
+from checks import assert_mean, assert_within, chi_square_rate
 from vaerdict import diagnostics, estimators
 from vaerdict.core import Estimate, Proposal, SettingError, ShapeError, WeightError
 from vaerdict.distributions import Diagonal, Elliptical

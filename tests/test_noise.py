@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from checks import assert_mean
 from scipy import stats
 
+from checks import assert_mean
 from vaerdict import noise
 from vaerdict.core import SettingError
 from vaerdict.noise import Iid, Sobol, as_source, seeded, sobol_size

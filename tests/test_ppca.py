@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checks import assert_mean
 from scipy import stats
 from torch import Tensor
 
+from checks import assert_mean
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.models.ppca import PPCA, LambdaPPCA, LinearGaussian
 from vaerdict.networks import stack

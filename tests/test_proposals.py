@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from checks import assert_mean
 from torch import Tensor, nn
 
+from checks import assert_mean
 from vaerdict import core, proposals
 from vaerdict.core import Draws, SettingError, ShapeError
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal

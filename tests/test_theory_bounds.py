@@ -49,7 +49,7 @@ def isotropic_tails(a: Tensor, b: Tensor, d: int, t: Tensor) -> tuple[Tensor, Te
     return torch.where(a > 0, up, down), torch.where(a > 0, down, up)
 
 
-def isotropic_forms(n: int, d: int, generator: torch.Generator, b_to_a=(-3.0, 5.0)) -> tuple[Tensor, Tensor]:
+def isotropic_forms(n: int, generator: torch.Generator, b_to_a=(-3.0, 5.0)) -> tuple[Tensor, Tensor]:
     """Scales a of either sign and lengths b of n forms, log-uniform, with log(b / |a|) in the range given."""
     sign = 2.0 * (torch.rand(n, generator=generator) < 0.5).double() - 1
     a = uniform(-3, 2, n, generator).exp()
@@ -95,7 +95,7 @@ def test_printed_parameters_fail_without_a_linear_term():
 
 @pytest.mark.parametrize("d", [1, 2, 5, 20])
 def test_concentration_bound_against_exact_tails(d, generator):
-    a, b = isotropic_forms(3000, d, generator)
+    a, b = isotropic_forms(3000, generator)
     t = (2 * d * a**2 + b**2).sqrt() * uniform(0.5, 5, 3000, generator)
     form = as_form(a, b, d)
     up, down = isotropic_tails(a, b, d, t)
@@ -130,7 +130,7 @@ def test_concentration_bound_against_simulation(generator):
 
 @pytest.mark.parametrize("d", [1, 5, 20])
 def test_large_deviation_bound_against_exact_tails(d, generator):
-    a, b = isotropic_forms(3000, d, generator, b_to_a=(-3.0, 4.0))
+    a, b = isotropic_forms(3000, generator, b_to_a=(-3.0, 4.0))
     form = as_form(a, b, d)
     excess = 1 + uniform(0.001, 1, 3000, generator)
 

@@ -334,8 +334,9 @@ class Mixture:
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation, component after component."""
         counts = {name: count for name, count in self.allocation(k).items() if count}
-        parts = [self.components[name].draw(x, count, generator=generator).z for name, count in counts.items()]
-        z = concat_latents(parts)
+        parts = {name: self.components[name].draw(x, count, generator=generator).z for name, count in counts.items()}
+        _check_one_size(parts)
+        z = concat_latents(list(parts.values()))
         return Draws(z, self._log_density(z, x, {name: count / k for name, count in counts.items()}))
 
     def log_prob(self, z: Latent, x: Tensor) -> Tensor:
@@ -353,6 +354,13 @@ class Mixture:
             total = term if total is None else torch.logaddexp(total, term)
         assert total is not None
         return total
+
+
+def _check_one_size(parts: Mapping[str, Latent]) -> None:
+    sizes = {name: z.shape[-1] for name, z in parts.items() if isinstance(z, Tensor)}
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ShapeError(f"components draw latents of different sizes ({shown}); make all with one latent dimension.")
 
 
 def defensive(components: Mapping[str, Proposal], prior: core.Prior, share: float = 0.05) -> Mixture:

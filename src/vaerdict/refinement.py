@@ -8,7 +8,8 @@ observations at once, and a batch may have any number of axes: observations, sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ from vaerdict.core import (
 from vaerdict.distributions import Diagonal, Elliptical, Noise, Triangular
 from vaerdict.noise import Randomness, as_source
 from vaerdict.objectives import Loss, iwelbo, loss
+
+LogJoint = Callable[[Tensor], Tensor]
+"""Log p(x, z) of given observations. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
 
 _BUDGET = 2**30  # bytes
 _CANDIDATES = 6  # a pure Newton step and five dampings, a decade apart
@@ -176,13 +180,13 @@ class _Search(NamedTuple):
 
 def _climb(model: Model, x: Tensor, z: Tensor, axis: int, n_steps: int, tolerance: float) -> _Search:
     """Take steps until none helps; whenever fewer than half of the rows are unfinished, go on with these alone."""
-    state = _begin(model, prepared(model, x), z)
+    state = _begin(_log_joint(model, x), _prior_curvature(model, z), z)
     while (rows := _rows_of(state.unfinished(tolerance, n_steps), axis)).numel():
-        context = prepared(model, x.index_select(axis, rows))
+        log_p = _log_joint(model, x.index_select(axis, rows))
         part = _Search(*(field.index_select(axis, rows) for field in state))
         unfinished = part.unfinished(tolerance, n_steps)
         while 2 * _rows_of(unfinished, axis).numel() > rows.numel():
-            part = _advance(model, context, part, unfinished, tolerance)
+            part = _advance(log_p, part, unfinished, tolerance)
             unfinished = part.unfinished(tolerance, n_steps)
         state = _Search(*(field.index_copy(axis, rows, new) for field, new in zip(state, part, strict=True)))
     return state
@@ -193,14 +197,14 @@ def _rows_of(mask: Tensor, axis: int) -> Tensor:
     return mask.movedim(axis, 0).reshape(mask.shape[axis], -1).any(1).nonzero().flatten()
 
 
-def _begin(model: Model, context: Any, z: Tensor) -> _Search:
-    floor = _prior_curvature(model, z)
+def _begin(log_p: LogJoint, floor: Tensor, z: Tensor) -> _Search:
     damping = torch.full(z.shape[:-1], _DAMPING, dtype=torch.float64, device=z.device)
     n_steps = torch.zeros_like(damping, dtype=torch.long)
-    return _Search(*_expand(model, context, z, floor), floor, damping, n_steps.bool(), n_steps)
+    local = _expand(log_p, z, floor)
+    return _Search(*local, floor=floor, damping=damping, stalled=n_steps.bool(), n_steps=n_steps)
 
 
-def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolerance: float) -> _Search:
+def _advance(log_p: LogJoint, at: _Search, unfinished: Tensor, tolerance: float) -> _Search:
     """One step of every unfinished observation: the best of several dampings, if it is better than staying."""
     decades = 10.0 ** torch.arange(_CANDIDATES - 1, device=at.z.device, dtype=torch.float64)
     damped = decades.reshape(-1, *[1] * at.damping.dim()) * at.damping
@@ -208,7 +212,7 @@ def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolera
     trial = at.z + (at.basis @ steps.unsqueeze(-1)).squeeze(-1).to(at.z.dtype)
     with torch.no_grad():
         # the model's particle axis carries the candidates
-        value = model.log_joint(context, trial).double()
+        value = log_p(trial).double()
     value, best = torch.nan_to_num(value, nan=-torch.inf, posinf=-torch.inf).max(0)
     taken = unfinished & (value > at.value)
     chosen = trial.gather(0, best[None, ..., None].expand_as(trial[:1]))[0]
@@ -217,7 +221,7 @@ def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolera
     damping = (at.damping * 10.0 ** torch.where(taken, best - 2, _CANDIDATES - 1)).clamp_min(_LEAST_DAMPING)
     stuck = unfinished & ~taken & (at.promise(steps)[-1] <= at.threshold(tolerance))
     return _Search(
-        *_expand(model, context, z, at.floor),
+        *_expand(log_p, z, at.floor),
         floor=at.floor,
         damping=torch.where(unfinished & ~(taken & (best == 0)), damping, _DAMPING),
         stalled=at.stalled | stuck,
@@ -225,9 +229,9 @@ def _advance(model: Model, context: Any, at: _Search, unfinished: Tensor, tolera
     )
 
 
-def _expand(model: Model, context: Any, z: Tensor, floor: Tensor) -> tuple[Tensor, ...]:
+def _expand(log_p: LogJoint, z: Tensor, floor: Tensor) -> tuple[Tensor, ...]:
     """The fields of `_Search` up to `finite`: the quadratic model about z, the prior's where it is not finite."""
-    value, gradient, hessian = (t.double() for t in _derivatives(lambda t: model.log_joint(context, t[None])[0], z))
+    value, gradient, hessian = (t.double() for t in _derivatives(lambda t: log_p(t[None])[0], z))
     finite = value.isfinite() & gradient.isfinite().all(-1) & hessian.isfinite().flatten(-2).all(-1)
     prior = torch.diag_embed(floor.expand_as(gradient))
     curvature, basis = torch.linalg.eigh(torch.where(finite[..., None, None], -hessian, prior))
@@ -235,7 +239,7 @@ def _expand(model: Model, context: Any, z: Tensor, floor: Tensor) -> tuple[Tenso
     return z, value, slope, curvature, basis, finite
 
 
-def _derivatives(log_p: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _derivatives(f: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Value, gradient and Hessian of a function that treats observations apart.
 
     The d rows of the Hessian by d backward passes in turn: quicker than batching them by vmap (1.6 times) or over
@@ -245,7 +249,7 @@ def _derivatives(log_p: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, 
     """
     with torch.enable_grad():
         z = z.detach().requires_grad_()
-        value = log_p(z)
+        value = f(z)
         gradient = _gradient(value.sum(), z, create_graph=True)
         rows = [_gradient(gradient[..., i].sum(), z) for i in range(z.shape[-1])]
     hessian = torch.stack(rows, -2)
@@ -259,7 +263,7 @@ def _gradient(y: Tensor, z: Tensor, *, create_graph: bool = False) -> Tensor:
 
 
 def _prior_curvature(model: Model, z: Tensor) -> Tensor:
-    """The least eigenvalue of the prior's negative Hessian at z (one where it has none): no curvature below is believed.
+    """The least eigenvalue of the prior's negative Hessian at z, one where it has none: no curvature below is believed.
 
     Shapes: ``(*batch, d) -> (*batch, 1)``.
     """
@@ -310,23 +314,17 @@ def refine_elbo(
     parts = []
     for rows in _chunks(model, x, loc, axis, max_bytes, copies=check_count(k)):
         before = Elliptical(loc.index_select(axis, rows), Triangular(tril.index_select(axis, rows)), df)
-        context = prepared(model, x.index_select(axis, rows))
-        after = _descend(model, context, before, stages, k, lr, generator)
+        log_p = _log_joint(model, x.index_select(axis, rows))
+        after = _descend(log_p, before, stages, k, lr, generator)
         noises = (before.noise(k, as_source(generator)) for _ in range(n_groups))
-        parts.append(_better(model, context, before, after, noises))
+        parts.append(_better(log_p, before, after, noises))
         progress(int(rows[-1]) + 1, loc.shape[axis], "improving proposals")
     loc, tril, gain = (torch.cat(column, axis) for column in zip(*parts, strict=True))
     return Improved(Elliptical(loc, Triangular(tril), df), gain, n_steps, n_steps * k)
 
 
 def _descend(
-    model: Model,
-    context: Any,
-    start: Elliptical,
-    stages: Sequence[tuple[Loss, int]],
-    k: int,
-    lr: float,
-    generator: Randomness,
+    log_p: LogJoint, start: Elliptical, stages: Sequence[tuple[Loss, int]], k: int, lr: float, generator: Randomness
 ) -> Elliptical:
     source = as_source(generator)
     shift, raw = torch.zeros_like(start.loc).requires_grad_(), torch.zeros_like(_tril(start)).requires_grad_()
@@ -336,7 +334,7 @@ def _descend(
             optimizer.param_groups[0]["lr"] = lr * (1 - step / n_steps)
             with torch.enable_grad():
                 q = _moved(start, shift, raw)
-                total = _loss(model, context, q, q.noise(k, source), objective).sum()
+                total = _loss(log_p, q, q.noise(k, source), objective).sum()
                 gradients = torch.autograd.grad(total, [shift, raw])
             # an observation whose bound left the finite numbers stands still for a step; the others do not notice
             shift.grad, raw.grad = (torch.where(g.isfinite(), g, 0) for g in gradients)
@@ -350,19 +348,19 @@ def _moved(start: Elliptical, shift: Tensor, raw: Tensor) -> Elliptical:
     return Elliptical(start.loc + start.root.apply(shift), Triangular(_tril(start) @ stretch), start.df)
 
 
-def _loss(model: Model, context: Any, q: Elliptical, noise: Noise, objective: Loss) -> Tensor:
+def _loss(log_p: LogJoint, q: Elliptical, noise: Noise, objective: Loss) -> Tensor:
     """The objective's loss of each observation, z and q carrying the gradient it asks for. Shapes: ``-> (*batch)``."""
     z = q.transform(noise) if objective.z_grad else q.transform(noise).detach()
     log_q = (q if objective.q_grad else q.detach()).log_prob(z)
-    return objective(model.log_joint(context, z) - log_q, log_q)
+    return objective(log_p(z) - log_q, log_q)
 
 
 @torch.no_grad()
 def _better(
-    model: Model, context: Any, before: Elliptical, after: Elliptical, noises: Iterator[Noise]
+    log_p: LogJoint, before: Elliptical, after: Elliptical, noises: Iterator[Noise]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Location and root of whichever has the higher mean IWELBO on the same noise, and the gain over `before`."""
-    bounds = [torch.stack([_iwelbo(model, context, q, noise) for q in (before, after)]) for noise in noises]
+    bounds = [torch.stack([_iwelbo(log_p, q, noise) for q in (before, after)]) for noise in noises]
     old, new = torch.stack(bounds).mean(0)
     keep = new > old
     loc = torch.where(keep.unsqueeze(-1), after.loc, before.loc)
@@ -370,9 +368,9 @@ def _better(
     return loc, tril, torch.where(keep, new - old, 0)
 
 
-def _iwelbo(model: Model, context: Any, q: Elliptical, noise: Noise) -> Tensor:
+def _iwelbo(log_p: LogJoint, q: Elliptical, noise: Noise) -> Tensor:
     z = q.transform(noise)
-    bound = iwelbo(model.log_joint(context, z) - q.log_prob(z))
+    bound = iwelbo(log_p(z) - q.log_prob(z))
     return torch.where(bound.isnan(), -torch.inf, bound)
 
 
@@ -404,6 +402,10 @@ def gradient_direction(f: Callable[[Tensor], Tensor], distribution: Elliptical) 
 
 
 # ------------------------------------------------------------------------------------------ starts and chunks
+def _log_joint(model: Model, x: Tensor) -> LogJoint:
+    return partial(model.log_joint, prepared(model, x))
+
+
 def _location(start: Tensor | Proposal, x: Tensor, generator: Randomness | None) -> Tensor:
     """Where to begin: the tensor itself, the location of what the proposal gives for x, or the mean of its draws."""
     if isinstance(start, Tensor):
@@ -463,7 +465,7 @@ def _bytes_kept(model: Model, x: Tensor, z: Tensor) -> int:
 
     with saved_tensors_hooks(count, lambda t: t), torch.enable_grad():
         z = z.detach().requires_grad_()
-        log_p = model.log_joint(prepared(model, x), z[None])
+        log_p = _log_joint(model, x)(z[None])
         if log_p.shape != (1, *z.shape[:-1]):
             raise ShapeError(
                 f"log_joint gives {tuple(log_p.shape)} for latents {(1, *z.shape)}; expected {(1, *z.shape[:-1])}."

@@ -45,6 +45,7 @@ RUNGS = (PLUGIN, PSIS, MIS, REFINED, SMC)
 
 _EVEN = 0.95  # share of the draws in the ESS above which weights do not matter
 _ISLANDS = 16
+_FEWEST = 64  # every scout and every island needs draws of its own
 _SURE = 2.0  # standard errors of either side before evidence counts as different
 _MARKOV = math.log(100)  # P(estimate > 100 x evidence) <= 1/100 however heavy the tail of the weights
 _SCOUTS = 16  # starts from the prior: a mode that catches half of them is missed by all once in 65,536 times
@@ -129,6 +130,8 @@ def climb(
     """
     if not tolerance > 0:
         raise SettingError(f"tolerance={tolerance} must be positive: it is the largest acceptable Monte-Carlo error.")
+    if n < _FEWEST:
+        raise SettingError(f"n={n} draws are too few to escalate with; use {_FEWEST} or more.")
     ladder = _Ladder(model, x, proposals, n, query, tolerance, budget, generator)
     for number, (name, rung, expected_cost) in enumerate(ladder.rungs()):
         active = ladder.climbing(name, expected_cost)
@@ -153,7 +156,8 @@ class _Ladder:
         generator: Randomness,
     ) -> None:
         self.model, self.x, self.n = model, x, n
-        self.proposals = {name: q for name, q in proposals.items() if name != "PRIOR"}  # every rung adds the prior itself
+        # every rung adds the prior itself
+        self.proposals = {name: q for name, q in proposals.items() if name != "PRIOR"}
         self.query, self.tolerance, self.budget, self.generator = query, tolerance, budget, generator
         m = x.shape[0]
         self.record = Escalation(
@@ -270,7 +274,7 @@ class _Ladder:
     def _refined(self, active: Tensor) -> Particles:
         """Local proposals around the mode uphill of the first proposal and around the modes the scouts find."""
         components, cost = self._scouts(active)
-        shares = {name: 0.4 / _SCOUTS for name in components} | {"PRIOR": 0.05}
+        shares = dict.fromkeys(components, 0.4 / _SCOUTS) | {"PRIOR": 0.05}
         start = next(iter(self.proposals.values()), None)
         if start is not None:
             local = refine(self.model, self.x[active], start, generator=self.generator)
@@ -294,8 +298,12 @@ class _Ladder:
 
     def finish(self) -> tuple[Tensor, Tensor, Escalation]:
         """Particles, log-weights and the record of the whole climb."""
-        assert self.z is not None
-        assert self.log_w is not None
+        if self.z is None or self.log_w is None:
+            name, _, cost = next(self.rungs())
+            raise SettingError(
+                f"budget={self.budget} evaluations for each observation do not pay for {name}, the first rung, which "
+                f"takes {cost}; raise the budget, or lower n={self.n}."
+            )
         return self.z, self.log_w, self.record
 
 

@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 class Posterior:
     """Particles with log-weights: the posterior of a model at some observations, as far as it is known.
 
-    Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``, ``source (K,)`` the index in `names` of each particle's proposal.
+    Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``, ``source (K,)`` the place in `names` of a particle's proposal.
     """
 
     z: Latent
@@ -126,6 +126,9 @@ class Posterior:
         matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
         """
         expected = self.expect(_loss_function(loss, state))
+        if expected.value.dim() != self.log_w.dim():
+            given = tuple(expected.value.shape[self.log_w.dim() - 1 :])
+            raise ShapeError(f"the loss gives {given} for each particle; it must give one number an action.")
         if expected.value.shape[-1] < 2:
             raise SettingError("a decision needs at least two actions; the loss has one.")
         action = expected.value.argmin(-1)
@@ -197,6 +200,8 @@ def posterior(
     check_observations(x)
     check_count(n, name="n")
     generator = seeded(0, x.device) if generator is None else generator
+    if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
+        raise SettingError("shares belong to a mapping of several proposals, without a tolerance; leave them out.")
     if tolerance is not None:
         named = dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
         z, log_w, record = climb(

@@ -13,12 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from vaerdict import diagnostics
-from vaerdict.core import Latent, Model, Progress, Proposal, SettingError, check_log_weights, log_mean_exp, prepared, silent
+from vaerdict.core import (
+    Latent,
+    Model,
+    Progress,
+    Proposal,
+    SettingError,
+    check_log_weights,
+    log_mean_exp,
+    prepared,
+    silent,
+)
 from vaerdict.noise import Randomness, seeded
 from vaerdict.procedure.posterior import Posterior, posterior
-from vaerdict.proposals import Family, Mixture, Normal, check_latent, defensive
+from vaerdict.proposals import Family, Mixture, Normal, check_latent, defensive, global_state_from
 from vaerdict.refinement import refine
-from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Recipe, Settings, train
+from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Recipe, Settings, as_model, train
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +85,9 @@ class ThreeStep:
     ) -> None:
         if not objectives or not families or not proposals:
             raise SettingError("give at least one objective, one family and one proposal recipe.")
+        names = [r.name + f.suffix for f in families for r in proposals]
+        if len(set(names)) < len(names):
+            raise SettingError(f"proposals would share a name: {', '.join(names)}; drop one, or rename its recipe.")
         self.template = model
         self.objectives, self.families, self.recipes = tuple(objectives), tuple(families), tuple(proposals)
         self.seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
@@ -88,7 +101,7 @@ class ThreeStep:
     @property
     def model(self) -> Model:
         """The model kept by step one."""
-        return self.winner.model  # type: ignore[return-value]
+        return as_model(self.winner.model)
 
     @property
     def winner(self) -> Fit:
@@ -128,15 +141,13 @@ class ThreeStep:
         progress: Progress = silent,
     ) -> Posterior:
         """Weighted particles at x from the mixture of step three, n for each observation; see `vaerdict.posterior`."""
-        x = x.to(self.device)
-        if tolerance is None:
-            mixture = self.mixture()
-            return posterior(self.model, x, mixture.components, n, shares=mixture.shares, generator=generator)
+        mixture = self.mixture()
         return posterior(
             self.model,
-            x,
-            self.proposals,
+            x.to(self.device),
+            mixture.components if tolerance is None else self.proposals,
             n,
+            shares=mixture.shares if tolerance is None else None,
             tolerance=tolerance,
             query=query,
             budget=budget,
@@ -165,12 +176,12 @@ class ThreeStep:
             progress=progress,
         )
         fitted = dict(zip(named, (fit.proposal for fit in fits), strict=True))
-        return _best_first(self.model, fitted, x_valid.to(self.device))  # type: ignore[arg-type]
+        return _best_first(self.model, fitted, x_valid.to(self.device))
 
     def _member(self, recipe: Recipe, seed: int, x: Tensor, family: Family) -> Member:
         generator = seeded(seed)
         model = self._fresh_model(generator)
-        event = tuple(model.prior.event_shape)  # type: ignore[union-attr]
+        event = tuple(as_model(model).prior.event_shape)
         if len(event) != 1:
             raise SettingError(
                 f"the model's prior has event shape {event}; encoders are made for one vector of latents, (d,)."
@@ -180,8 +191,7 @@ class ThreeStep:
     def _fresh_model(self, generator: torch.Generator) -> nn.Module:
         if isinstance(self.template, nn.Module):
             return copy.deepcopy(self.template)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+        with global_state_from(generator):
             return self.template()
 
 
@@ -203,10 +213,11 @@ def held_out(model: Model, x: Tensor, proposal: Proposal, n: int, *, generator: 
 
 
 def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
-    model: Model = fit.model  # type: ignore[assignment]
+    model = as_model(fit.model)
     generator = seeded(fit.seed, x.device)
-    own = held_out(model, x, fit.proposal, n, generator=generator)  # type: ignore[arg-type]
-    refined = defensive({"own": fit.proposal, "refined": refine(model, x, fit.proposal).distribution}, model.prior)  # type: ignore[dict-item]
+    own = held_out(model, x, fit.proposal, n, generator=generator)
+    local = refine(model, x, fit.proposal, generator=generator).distribution
+    refined = defensive({"own": fit.proposal, "refined": local}, model.prior)
     candidates = {"own encoder": own, "refined": held_out(model, x, refined, n, generator=generator)}
     evidence = {name: log_mean_exp(log_w) for name, log_w in candidates.items()}
     best_by = max(evidence, key=lambda name: float(evidence[name].mean()))

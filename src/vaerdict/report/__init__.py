@@ -1,4 +1,4 @@
-"""Result files to tables, figures and one self-contained web page. Reads what the experiments wrote and trains nothing."""
+"""Result files to tables, figures and one self-contained web page; trains nothing."""
 
 from vaerdict.report.render import markdown, plain, render, update_readme
 

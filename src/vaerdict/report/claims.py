@@ -12,9 +12,10 @@ FEWEST_SEEDS = 3
 """With fewer, a standard error says nothing."""
 
 RULE = (
-    "A claim holds when its difference lies more than two standard errors over seeds on the claimed side of zero, does not hold when "
-    "it lies as far on the other side, and is otherwise not resolved; fewer than three seeds resolve nothing. Differences are "
-    "paired by seed. With five seeds a difference of truly zero is called one way or the other about one time in nine."
+    "A claim holds when its difference lies more than two standard errors over seeds on the claimed side of zero, does "
+    "not hold when it lies as far on the other side, and is otherwise not resolved; fewer than three seeds resolve "
+    "nothing. Differences are paired by seed. With five seeds a difference of truly zero is called one way or the "
+    "other about one time in nine."
 )
 
 
@@ -24,6 +25,7 @@ class Word(StrEnum):
     HOLDS = "holds"
     FAILS = "does not hold"
     OPEN = "not resolved"
+    ABSENT = "not run"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Evidence:
     @property
     def word(self) -> Word:
         """The two-standard-error rule."""
-        if self.difference is None or self.difference.se is None or self.difference.n < FEWEST_SEEDS:
+        if self.difference is None:
+            return Word.ABSENT
+        if self.difference.se is None or self.difference.n < FEWEST_SEEDS:
             return Word.OPEN
         towards, se = self.sign * self.difference.mean, self.difference.se
         return Word.HOLDS if towards > 2 * se else Word.FAILS if towards < -2 * se else Word.OPEN
@@ -69,18 +73,23 @@ class Claim:
         words = {evidence.word for evidence in self.evidence}
         if Word.FAILS in words:
             return Word.FAILS
-        return Word.HOLDS if words == {Word.HOLDS} else Word.OPEN
+        return words.pop() if len(words) == 1 else Word.OPEN
 
 
 def tally(claims: Sequence[Claim]) -> str:
     """How many claims hold, fail and stay open, in words."""
-    count = {word: sum(claim.word is word for claim in claims) for word in Word}
-    verbs = {
-        Word.HOLDS: ("holds", "hold"),
-        Word.FAILS: ("does not hold", "do not hold"),
-        Word.OPEN: ("is not resolved", "are not resolved"),
-    }
-    parts = [f"{n} {verbs[word][n != 1]}" for word, n in count.items() if n]
-    return (
-        ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1] if parts else "none could be examined"
-    )
+    parts = [_counted(word, sum(claim.word is word for claim in claims)) for word in _VERBS]
+    said = [part for part in parts if part]
+    return " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said) or "none could be examined"
+
+
+_VERBS = {
+    Word.HOLDS: ("holds", "hold"),
+    Word.FAILS: ("does not hold", "do not hold"),
+    Word.OPEN: ("is not resolved", "are not resolved"),
+    Word.ABSENT: ("was not run", "were not run"),
+}
+
+
+def _counted(word: Word, n: int) -> str:
+    return f"{n} {_VERBS[word][n != 1]}" if n else ""

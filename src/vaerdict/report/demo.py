@@ -46,7 +46,10 @@ def verdict(decision: Row) -> list[str]:
         word = "These answers should not be used as they are."
     else:
         word = "These answers can be used with care."
-    shares = f"The weights are in order for {ok:.0%} of the observations, call for caution in {caution:.0%} and for refusal in {refuse:.0%}."
+    shares = (
+        f"The weights are in order for {ok:.0%} of the observations, call for caution in {caution:.0%} and for refusal "
+        f"in {refuse:.0%}."
+    )
     return [f"{word} {shares}"]
 
 
@@ -55,15 +58,15 @@ def _words(decision: Row, points: Sequence[Row]) -> list[str]:
     error, mcse = decision.get("error"), decision.get("mcse")
     if error is not None and mcse is not None:
         words.append(
-            f"The estimated probabilities miss the exact ones by {number(error, 4)} on average; the standard error reported with them averages {number(mcse, 4)}{_coverage(points)}."
+            f"The estimated probabilities miss the exact ones by {number(error, 4)} on average; the standard error "
+            f"reported with them averages {number(mcse, 4)}{_coverage(points)}."
         )
     different, total = decision.get("n_different"), decision.get("n_observations")
     if different is not None and total:
         flagged = decision.get("n_different_flagged", 0)
         tail = f", and {flagged} of those {'were' if flagged != 1 else 'was'} marked as unsure" if different else ""
-        words.append(
-            f"Of {total} decisions, {different} {'differ' if different != 1 else 'differs'} from the one that exact probabilities would give{tail}."
-        )
+        differ = "differ" if different != 1 else "differs"
+        words.append(f"Of {total} decisions, {different} {differ} from what exact probabilities would give{tail}.")
     return words
 
 

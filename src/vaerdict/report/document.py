@@ -1,4 +1,4 @@
-"""A report as data: words first, then sections of text, claims, tables and pictures; rendered to Markdown and plain text."""
+"""A report as data: words first, then sections of text, claims, tables and pictures; as Markdown and plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn: heat maps, errors against draws, ranges of k-hat, estimates against the truth. Plain numbers in, figures out.
+"""What is drawn: heat maps, errors against draws, ranges of k-hat, estimates against the truth; from plain numbers.
 
 Each function is called inside `svg.styled`.
 """
@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vaerdict.report.summary import Summary, number
+from vaerdict.report.summary import Summary
 from vaerdict.report.svg import GREY, INK, OKABE_ITO
+from vaerdict.report.tables import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,54 +55,46 @@ def label(name: object, longest: int = 28) -> str:
     return printable if len(printable) <= longest else printable[: longest - 1] + "…"
 
 
-def heat_map(
-    values: Mapping[tuple[str, str], float | None],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    digits: int,
-    scale: float = 1,
-) -> Figure:
+def heat_map(values: Mapping[str, Mapping[str, float | None]], quantity: Column) -> Figure:
     """Models down, proposals across, the best of each row framed. Lower is better, and lighter."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
-    figure, axes = blank(height=0.9 + 0.52 * len(rows))
-    numbers = [v * scale for v in values.values() if v is not None]
-    norm, cmap = Normalize(min(numbers, default=0), max(numbers, default=1)), colormaps["viridis_r"]
-    for i, model in enumerate(rows):
-        known = [v for q in columns if (v := values.get((model, q))) is not None]
-        for j, proposal in enumerate(columns):
-            value = values.get((model, proposal))
-            colour = "none" if value is None else cmap(norm(value * scale))
-            _tile(
-                axes,
-                j,
-                i,
-                colour,
-                None if value is None else number(value * scale, digits),
-                best=value == min(known, default=0),
-            )
-    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel="proposal", ylabel="model")
-    axes.set_xticks(range(len(columns)), [label(c) for c in columns])
-    axes.set_yticks(range(len(rows)), [label(r) for r in rows])
+    columns = list(next(iter(values.values())))
+    known = [v for row in values.values() for v in row.values() if v is not None]
+    norm, cmap = Normalize(min(known, default=0), max(known, default=1)), colormaps["viridis_r"]
+    figure, axes = blank(height=0.9 + 0.52 * len(values))
+    for y, row in enumerate(values.values()):
+        best = min((v for v in row.values() if v is not None), default=None)
+        for x, value in enumerate(row.values()):
+            colour = None if value is None else cmap(norm(value))
+            _tile(axes, x, y, colour, quantity.text(value), best=value is not None and value == best)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(values) - 0.5, -0.5), xlabel="proposal", ylabel="model")
+    axes.set_xticks(range(len(columns)), [label(name, 12) for name in columns])
+    axes.set_yticks(range(len(values)), [label(name) for name in values])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return figure
 
 
-def _tile(axes: Axes, x: int, y: int, colour: Any, text: str | None, *, best: bool) -> None:
+def _tile(axes: Axes, x: int, y: int, colour: Any, text: str, *, best: bool) -> None:
+    """A cell in its colour with its number, black or white by which is easier to read; framed if it is the best."""
     from matplotlib.patches import Rectangle
 
-    if text is None:
-        axes.text(x, y, "–", ha="center", va="center")
+    if colour is None:
+        axes.text(x, y, text, ha="center", va="center")
         return
-    red, green, blue, _ = colour
-    ink = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
+    ink = "white" if _luminance(*colour[:3]) < 0.179 else "black"  # equal contrast with both
     axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=colour, edgecolor="none"))
     if best:
         axes.add_patch(Rectangle((x - 0.43, y - 0.4), 0.86, 0.8, facecolor="none", edgecolor=ink, linewidth=1.6))
     axes.text(x, y, text, ha="center", va="center", color=ink, fontweight="bold" if best else "normal")
+
+
+def _luminance(red: float, green: float, blue: float) -> float:
+    """Relative luminance of an sRGB colour (WCAG 2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def error_curves(lines: Sequence[Line]) -> Figure:
@@ -124,7 +117,7 @@ def error_curves(lines: Sequence[Line]) -> Figure:
     axes.set(
         xscale="log", yscale="log", xlabel="draws for each observation", ylabel="mean absolute error of the sampler"
     )
-    _plain_ticks(axes, sorted({x for line in lines for x in line.x}))
+    _plain_ticks(axes, sorted({x for line in lines if not line.floor for x in line.x}))
     axes.grid(which="major", color=GREY, alpha=0.25)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
@@ -142,7 +135,7 @@ def _plain_ticks(axes: Axes, draws: Sequence[float]) -> None:
 
 
 def ranges(items: Sequence[Range], limits: Mapping[str, float], *, lowest: float = -0.5) -> Figure:
-    """Horizontal ranges: thin from 5 to 95 %, thick from 25 to 75 %, a dot at the median; the limits as vertical lines."""
+    """Horizontal ranges: thin from 5 to 95 %, thick from 25 to 75 %, a dot at the median; limits as vertical lines."""
     figure, axes = blank(height=1.1 + 0.3 * len(items))
     for y, item in enumerate(items):
         low, lower, median, upper, high = (max(q, lowest) for q in item.quantiles)

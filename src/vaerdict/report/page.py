@@ -17,7 +17,7 @@ from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.tables import Column, Table, Value, is_best
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-_SYMBOLS = {"holds": "✓", "does not hold": "✗", "not resolved": "?"}
+_SYMBOLS = {"holds": "✓", "does not hold": "✗", "not resolved": "?", "not run": "\N{EN DASH}"}
 
 
 def page(document: Document, drawings: Mapping[str, str]) -> str:
@@ -79,7 +79,8 @@ def _block(block: Block, drawings: Mapping[str, str]) -> str:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Picture):
-        return f'<figure class="picture">\n<figcaption>{text(block.caption)}</figcaption>\n{drawings[block.name]}\n</figure>'
+        caption = f"<figcaption>{text(block.caption)}</figcaption>"
+        return f'<figure class="picture">\n{caption}\n{drawings[block.name]}\n</figure>'
     return '<ul class="claims">\n' + "\n".join(map(_claim, block)) + "\n</ul>"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vaerdict import diagnostics
@@ -10,9 +11,10 @@ from vaerdict.experiments.ppca import published
 from vaerdict.report import figures, ppca_tables
 from vaerdict.report.claims import RULE, Claim, tally
 from vaerdict.report.document import Block, Document, Picture, Section
-from vaerdict.report.ppca_claims import further_claims, paper_claims
-from vaerdict.report.ppca_tables import CROSSED, NOISES, PROPOSALS, beyond_rows
-from vaerdict.report.summary import Row, Summary, grouped, in_order, mean_of, number, rows_of, where
+from vaerdict.report.ppca_claims import ERRORS, further_claims, paper_claims
+from vaerdict.report.ppca_tables import KHAT, MAE, NOISES, beyond_rows, cross_means, floor_means
+from vaerdict.report.summary import Row, grouped, mean_of, number, rows_of, where
+from vaerdict.report.tables import Column
 
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
@@ -25,14 +27,14 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     particles = sorted({row["k_train"] for row in where(models, training="paper")})
     claims, further = paper_claims(models, cross, particles, printed), further_claims(models, cross, particles)
     sections = [
-        Section("What holds of the paper", [RULE, claims]),
+        Section("What holds of the paper", [f"{RULE} {ERRORS}", claims]),
         Section(
             "What goes beyond it",
             [further, *_present(ppca_tables.beyond_table(cross, floors)), *_curves(curve, floors)],
         ),
-        *(_at(k, models, cross, printed) for k in particles),
+        *(_at(k, models, cross, results, printed) for k in particles),
         Section("How far the weights can be trusted", _khat(results, cross)),
-        Section("Details", _details(results, models, cross, floors, particles, printed)),
+        Section("Details", _details(results, models, cross, floors, printed)),
     ]
     return Document(
         "pPCA: decisions checked against exact answers", _summary(results, claims, cross, floors), sections, manifest
@@ -44,83 +46,63 @@ def _present(*blocks: Block | None) -> list[Block]:
 
 
 def _summary(results: Row, claims: Sequence[Claim], cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
-    seeds = len(results.get("seeds", []))
+    n = len(results.get("seeds", []))
+    seeds = f"{n} seeds" if n != 1 else "one seed"
     words = [
-        f"Of {len(claims)} claims of the paper examined with equal draws and corrected losses, {tally(claims)} ({seeds} {'seeds' if seeds != 1 else 'seed'})."
+        f"Of {len(claims)} claims of the paper, put to a fair test with equal draws and corrected losses, "
+        f"{tally(claims)} ({seeds}).",
+        *_best(cross, floors),
     ]
-    rows = where(beyond_rows(cross), estimator="snis")
-    best = min(
-        (
-            (mean, q, noise)
-            for (q, noise), part in grouped(rows, "proposal", "noise").items()
-            if (mean := mean_of(part, "mae"))
-        ),
-        default=None,
-    )
-    paper = mean_of(where(rows, proposal="MIS", noise="iid"), "mae")
-    if best and paper:
-        mean, q, noise = best
-        n = rows[0]["n_draws"]
-        words.append(
-            f"On a model trained to convergence, with {n} draws, the mean absolute error of a tail probability is "
-            f"{_hundredths(mean)} hundredths for {q} with {NOISES[noise]} draws against {_hundredths(paper)} for the paper's mixture"
-            f"{_floor(floors, n)}."
-        )
-    if results.get("preset") != "paper":
-        words.append(f"This is the {results.get('preset')} preset: it shows that everything runs, and settles nothing.")
+    preset = results.get("preset")
+    if preset != "paper":
+        words.append(f"This is the {preset} preset: shorter training and fewer draws than a run to be cited.")
     return words
 
 
-def _hundredths(mean: Summary) -> str:
-    return number(100 * mean.mean, 2)
+def _best(cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
+    """The best pair of proposal and draws beside the paper's mixture and the floor."""
+    rows = where(beyond_rows(cross), estimator="snis")
+    groups = grouped(rows, "proposal", "noise")
+    means = {pair: mean for pair, part in groups.items() if (mean := mean_of(part, "mae"))}
+    paper = means.get(("MIS", "iid"))
+    if paper is None:
+        return []
+    q, noise = min(means, key=lambda pair: means[pair].mean)
+    n = rows[0]["n_draws"]
+    exact = floor_means(floors, n)
+    floor = ", ".join(f"{number(mean.mean, 4)} with {NOISES[kind]} ones" for kind, mean in exact.items())
+    return [
+        f"On a model trained to convergence, with {n} draws, a tail probability is off by "
+        f"{number(means[q, noise].mean, 4)} on average with the best proposal ({q}, {NOISES.get(noise, noise)} draws) "
+        f"and by {number(paper.mean, 4)} with the paper's mixture."
+        + (f" Draws from the true posterior itself give {floor}." if floor else "")
+    ]
 
 
-def _floor(floors: Sequence[Row], n: int) -> str:
-    exact = {
-        noise: mean_of(where(floors, floor=f"exact posterior, {title}", n_draws=n), "mae")
-        for noise, title in NOISES.items()
-    }
-    iid, aligned = exact["iid"], exact["aligned"]
-    if iid is None or aligned is None:
-        return ""
-    return f"; sampling the true posterior itself gives {_hundredths(iid)} with independent draws and {_hundredths(aligned)} with aligned ones"
-
-
-def _at(k: int, models: Sequence[Row], cross: Sequence[Row], printed: Row) -> Section:
+def _at(k: int, models: Sequence[Row], cross: Sequence[Row], results: Row, printed: Row) -> Section:
     """Tables and heat maps at one particle count."""
-    return Section(
-        f"Trained with {k} particles",
-        _present(
-            ppca_tables.models_table(models, k, printed.get(f"k{k}", {})),
-            ppca_tables.cross_table(cross, k, "mae", "MAE ×100", scale=100),
-            _heat(cross, k, "mae", "MAE ×100", 100),
-            ppca_tables.cross_table(cross, k, "khat", "Median k-hat"),
-            _heat(cross, k, "khat", "Median k-hat", 1),
-        ),
-    )
+    draws = {"mae": _setting(results, "n_draws"), "khat": _setting(results, "khat_draws")}
+    pairs = ((quantity, ppca_tables.cross_table(cross, k, quantity, draws[quantity.key])) for quantity in (MAE, KHAT))
+    crossed = [block for quantity, table in pairs if table for block in (table, _heat(cross, k, quantity))]
+    table = ppca_tables.models_table(models, k, printed.get(f"k{k}", {}))
+    return Section(f"Trained with {k} particles", [*_present(table), *crossed])
 
 
-def _heat(cross: Sequence[Row], k: int, key: str, title: str, scale: float) -> Picture | None:
-    rows = where(cross, k_train=k, training="paper")
-    if not rows:
-        return None
-    models, proposals = (
-        in_order((r[name] for r in rows), order) for name, order in (("model", CROSSED), ("proposal", PROPOSALS))
-    )
-    means = {pair: mean_of(part, key) for pair, part in grouped(rows, "model", "proposal").items()}
-    values = {(model, q): None if mean is None else mean.mean for (model, q), mean in means.items()}
-    known = {pair: value for pair, value in values.items() if value is not None}
-    low, high = (pick(known, key=known.__getitem__, default=None) for pick in (min, max))
-    extremes = (
-        f" Lowest {known[low] * scale:.2f} for {low[1]} on {low[0]}, highest {known[high] * scale:.2f} for {high[1]} on {high[0]}."
-        if low and high
-        else ""
+def _setting(results: Row, name: str) -> Any:
+    return results.get("settings", {}).get(name, "equal")
+
+
+def _heat(cross: Sequence[Row], k: int, quantity: Column) -> Picture:
+    means = cross_means(cross, k, quantity.key)
+    values = {m: {q: mean and mean.mean for q, mean in row.items()} for m, row in means.items()}
+    rows = "; ".join(
+        f"{m}: " + ", ".join(f"{q} {quantity.text(v)}" for q, v in row.items()) for m, row in values.items()
     )
     return Picture(
-        f"cross-{key}-k{k}",
-        f"{title} on each fixed model; lighter is better, the best proposal of each model is framed.",
-        f"Heat map of {title}, models by proposals, {k} particles.{extremes}",
-        lambda: figures.heat_map(values, models, proposals, digits=2, scale=scale),
+        f"cross-{quantity.key}-k{k}",
+        f"{quantity.title} on each fixed model; lighter is better, the best proposal of each model is framed.",
+        f"Heat map of {quantity.title}, models by proposals, {k} particles. {rows}.",
+        lambda: figures.heat_map(values, quantity),
     )
 
 
@@ -135,7 +117,10 @@ def _curves(curve: Sequence[Row], floors: Sequence[Row]) -> list[Block]:
     if not curve or not lines:
         return []
     ends = [f"{line.name} {line.y[-1].mean:.2g} at {line.x[-1]:g}" for line in lines]
-    caption = "Error of the sampler against the number of draws, mean ± sd over seeds, with the floor of exact sampling dashed."
+    caption = (
+        "Error of the sampler against the number of draws on the converged model, mean ± sd over seeds; grey: the "
+        "floor, draws from the exact posterior itself."
+    )
     return [
         Picture(
             "draws",
@@ -166,8 +151,8 @@ def _khat(results: Row, cross: Sequence[Row]) -> list[Block]:
     limits |= {f"{diagnostics.khat_threshold(n):.2f}: enough for {n} draws": diagnostics.khat_threshold(n)}
     medians = "; ".join(f"{item.name} {item.quantiles[2]:.2f}" for item in known)
     caption = (
-        "k-hat over observations: 5 to 95 % thin, 25 to 75 % thick, median as a dot; averaged over models and seeds. With a K: on the "
-        "paper's models; without: on the converged model. Below −0.5 drawn at the edge."
+        "k-hat over observations: 5 to 95 % thin, 25 to 75 % thick, median as a dot; averaged over models and seeds. "
+        "With a K: on the paper's models; without: on the converged model. Below -0.5 drawn at the edge."
     )
     return [Picture("khat", caption, f"Ranges of k-hat. Medians: {medians}.", lambda: figures.ranges(known, limits))]
 
@@ -184,15 +169,13 @@ def _details(
     models: Sequence[Row],
     cross: Sequence[Row],
     floors: Sequence[Row],
-    particles: Sequence[int],
     printed: Row,
 ) -> list[Block]:
-    few = particles[0] if particles else 5
     selection = ppca_tables.selection_table(rows_of(results, "selection", "model"))
     return _present(
-        ppca_tables.three_ways_table(models, few, printed.get(f"k{few}", {}), printed.get("released", {})),
+        ppca_tables.three_ways_table(models, 5, printed["k5"], printed["released"]),
         ppca_tables.floors_table(floors),
         ppca_tables.parts_table(models, floors),
         ppca_tables.every_variant_table(cross),
-        selection,
+        selection and replace(selection, detail=True),
     )

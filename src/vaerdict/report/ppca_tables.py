@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vaerdict.report.summary import Row, grouped, in_order, mean_of, where
+from vaerdict.report.summary import Row, Summary, grouped, in_order, mean_of, where
 from vaerdict.report.tables import Column, Table, Value, cell, mark, mark_column
 
 MODELS = ("VAE", "AGG", "CYCLIC", "IWAE", "WW", "CHI", "CHI-t")
@@ -16,12 +18,9 @@ NOISES = {"iid": "i.i.d.", "sobol": "Sobol", "aligned": "aligned Sobol"}
 
 Published = Mapping[str, Any]
 
-_QUANTITIES: tuple[tuple[str, str, int, float], ...] = (
-    ("a_norm", "‖A‖₂", 2, 1),
-    ("khat", "k-hat", 2, 1),
-    ("mae", "MAE ×100", 2, 100),
-)
-_BEHIND = "The paper's log p is of its own data set, so distances to each table's best model are compared, not levels."
+_MAE = "MAE \N{MULTIPLICATION SIGN}100"
+A_NORM, KHAT, MAE = Column("a_norm", "‖A‖₂"), Column("khat", "k-hat"), Column("mae", _MAE, 2, 100)
+_QUANTITIES = (A_NORM, KHAT, MAE)
 
 
 def models_table(models: Sequence[Row], k: int, published: Published) -> Table | None:
@@ -38,16 +37,22 @@ def models_table(models: Sequence[Row], k: int, published: Published) -> Table |
         Column("gap", "log p minus the generator's", 3, signed=True),
         Column("iwelbo", "IWELBO", 3),
         Column("behind", "log p behind the best", 3),
-        Column("behind_paper", "paper", 2),
-        *(
-            c
-            for key, title, n, x in _QUANTITIES
-            for c in (Column(key, title, n, x), Column(f"{key}_paper", "paper", n, x))
-        ),
+        Column("behind_paper", "log p behind the best, paper", 2),
+        *(column for quantity in _QUANTITIES for column in (quantity, _printed(quantity))),
     ]
-    caption = f"Models trained with {k} particles on {_draws(rows)} draws a decision: mean ± sd over {_seeds(rows)}, and as published."
-    note = f"{_BEHIND} MAE is against the posterior of the generator. {published.get('note', '')}"
+    caption = (
+        f"Models trained with {k} particles, with {_draws(rows)} draws from their own encoders: mean ± sd over "
+        f"{_seeds(rows)}, and as published."
+    )
+    note = (
+        "MAE is against the posterior of the generator. The paper's data set is another, so its log p stands as the "
+        f"distance to its best model. {published.get('note', '')}"
+    )
     return Table(f"models-k{k}", caption, columns, body, note.strip())
+
+
+def _printed(column: Column) -> Column:
+    return replace(column, key=f"{column.key}_paper", title=f"{column.title}, paper")
 
 
 def _model_row(name: str, rows: Sequence[Row], best: float, published: Published) -> dict[str, Any]:
@@ -59,60 +64,61 @@ def _model_row(name: str, rows: Sequence[Row], best: float, published: Published
         "iwelbo": cell(mean_of(rows, "iwelbo")),
         "behind": None if evidence is None else Value(best - evidence.mean),
         "behind_paper": max(printed.values()) - printed[name] if name in printed else None,
-        **{key: cell(mean_of(rows, key)) for key, *_ in _QUANTITIES},
-        **{f"{key}_paper": published.get(key, {}).get(name) for key, *_ in _QUANTITIES},
+        **{c.key: cell(mean_of(rows, c.key)) for c in _QUANTITIES},
+        **{_printed(c).key: published.get(c.key, {}).get(name) for c in _QUANTITIES},
     }
 
 
 def three_ways_table(models: Sequence[Row], k: int, printed: Published, released: Published) -> Table | None:
     """The paper as printed, its code as released, and ours, in the quantities that all three have."""
     rows = where(models, k_train=k, training="paper")
-    if not rows:
+    if not rows or not printed:
         return None
-    evidence = {name: m.mean for name in CROSSED if (m := mean_of(where(rows, model=name), "log_evidence"))}
-    ours = {key: {n: m.mean for n in CROSSED if (m := mean_of(where(rows, model=n), key))} for key in ("khat", "mae")}
-    sources = {"printed": printed, "released code": released, "ours": {"log_evidence": evidence, **ours}}
-    quantities = (
-        ("log p behind the best", "log_evidence", _behind, 1),
-        ("k-hat", "khat", _same, 1),
-        ("MAE ×100", "mae", _same, 100),
-    )
+    keys = ("log_evidence", "khat", "mae")
+    ours = {key: {name: m.mean for name in CROSSED if (m := mean_of(where(rows, model=name), key))} for key in keys}
+    sources = {"printed": printed, "released code": released, "ours": ours}
     body = [
-        {"what": f"{title}, {source}", **{n: v * scale for n, v in form(numbers.get(key, {})).items() if n in CROSSED}}
-        for title, key, form, scale in quantities
+        {"what": f"{title}, {source}", **{name: v * scale for name, v in form(numbers.get(key, {})).items()}}
+        for (title, form, scale), key in zip(_FORMS, keys, strict=True)
         for source, numbers in sources.items()
     ]
     columns = [Column("what", "quantity and source"), *(Column(name, name, 2) for name in CROSSED)]
-    return Table(
-        "three-ways", f"As printed, as released and ours, {k} particles.", columns, body, released.get("note", "")
-    )
+    caption = f"As printed, as released and ours, {k} particles."
+    return Table("three-ways", caption, columns, body, released.get("note", ""))
 
 
 def _behind(levels: Mapping[str, float]) -> Mapping[str, float]:
     return {name: max(levels.values()) - level for name, level in levels.items()}
 
 
-def _same(values: Mapping[str, float]) -> Mapping[str, float]:
-    return values
+_FORMS: tuple[tuple[str, Callable[[Mapping[str, float]], Mapping[str, float]], float], ...] = (
+    ("log p behind the best", _behind, 1),
+    ("k-hat", dict, 1),
+    (_MAE, dict, 100),
+)
 
 
-def cross_table(
-    cross: Sequence[Row], k: int, key: str, title: str, *, digits: int = 2, scale: float = 1
-) -> Table | None:
-    """One quantity for every model (down) and proposal (across), the lowest of each model marked."""
+def cross_means(cross: Sequence[Row], k: int, key: str) -> dict[str, dict[str, Summary | None]]:
+    """A quantity over seeds by model, then by proposal, in the paper's order."""
     rows = where(cross, k_train=k, training="paper")
-    if not rows:
+    models = in_order((row["model"] for row in rows), CROSSED)
+    proposals = in_order((row["proposal"] for row in rows), PROPOSALS)
+    return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in models}
+
+
+def cross_table(cross: Sequence[Row], k: int, quantity: Column, draws: object) -> Table | None:
+    """One quantity for every model (down) and proposal (across), the lowest of each model marked."""
+    means = cross_means(cross, k, quantity.key)
+    if not means:
         return None
-    models, proposals = (
-        in_order((r[name] for r in rows), order) for name, order in (("model", CROSSED), ("proposal", PROPOSALS))
+    body = [{"model": m, **mark({q: cell(mean) for q, mean in row.items()})} for m, row in means.items()]
+    proposals = next(iter(means.values()))
+    columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in proposals)]
+    caption = (
+        f"{quantity.title} of each proposal (columns) on each fixed model (rows), trained with {k} particles, "
+        f"{draws} draws from every proposal: mean ± sd over {_seeds(where(cross, k_train=k, training='paper'))}."
     )
-    body = [
-        {"model": m, **mark({q: cell(mean_of(where(rows, model=m, proposal=q), key)) for q in proposals})}
-        for m in models
-    ]
-    columns = [Column("model", "model"), *(Column(q, q, digits, scale) for q in proposals)]
-    caption = f"{title} of each proposal (columns) on each fixed model (rows), {k} particles, {_draws(rows)} draws for every one of them: mean ± sd over {_seeds(rows)}."
-    return Table(f"cross-{key}-k{k}", caption, columns, body)
+    return Table(f"cross-{quantity.key}-k{k}", caption, columns, body)
 
 
 def beyond_rows(cross: Iterable[Row]) -> list[Row]:
@@ -127,35 +133,40 @@ def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
     if not rows:
         return None
     body = [_beyond_row(name, part) for (name,), part in grouped(rows, "proposal").items()]
-    body.sort(key=lambda row: min(v.value for noise in NOISES if isinstance(v := row[noise], Value)))
+    body.sort(
+        key=lambda row: min((v.value for noise in NOISES if isinstance(v := row[noise], Value)), default=math.inf)
+    )
     for noise in NOISES:
         body = mark_column(body, noise)
     n = rows[0]["n_draws"]
-    floor = {
-        noise: mean_of(where(floors, floor=f"exact posterior, {title}", n_draws=n), "mae")
-        for noise, title in NOISES.items()
-    }
-    first = (
-        [{"proposal": "floor: exact posterior", **{k: cell(v) for k, v in floor.items()}}]
-        if any(floor.values())
-        else []
-    )
     columns = [
         Column("proposal", "proposal"),
-        *(Column(noise, f"MAE ×100, {title}", 2, 100) for noise, title in NOISES.items()),
-        Column("khat", "k-hat"),
-        Column("khat_share_ok", "observations with k-hat in order, %", 0, 100),
+        *(Column(noise, f"{_MAE}, {title}", 2, 100) for noise, title in NOISES.items()),
+        KHAT,
+        Column("khat_share_ok", "k-hat in order, % of observations", 0, 100),
         Column("ess", "ESS, i.i.d.", 0),
     ]
-    caption = f"Beyond the paper: proposals for the kept, converged model with {n} draws each, best first; mean ± sd over {_seeds(rows)}."
-    note = "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor samples that posterior itself. "
-    return Table(
-        "beyond",
-        caption,
-        columns,
-        [*first, *body],
-        note + "Self-normalised weights; an aligned draw turns the first Sobol coordinate towards the query.",
+    caption = (
+        f"Beyond the paper: proposals for the kept, converged model with {n} draws each, best first; mean ± sd "
+        f"over {_seeds(rows)}."
     )
+    note = (
+        "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor samples "
+        "that posterior itself. Self-normalised weights; an aligned draw turns the first Sobol "
+        "coordinate towards the query."
+    )
+    return Table("beyond", caption, columns, [*_floor_row(floors, n), *body], note)
+
+
+def _floor_row(floors: Sequence[Row], n: int) -> list[dict[str, Any]]:
+    means = floor_means(floors, n)
+    return [{"proposal": "floor: exact posterior", **{k: cell(mean) for k, mean in means.items()}}] if means else []
+
+
+def floor_means(floors: Sequence[Row], n: int) -> dict[str, Summary]:
+    """Error of n draws from the generator's own posterior, by kind of draws."""
+    every = {noise: where(floors, floor=f"exact posterior, {title}", n_draws=n) for noise, title in NOISES.items()}
+    return {noise: mean for noise, rows in every.items() if (mean := mean_of(rows, "mae"))}
 
 
 def _beyond_row(name: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -175,84 +186,58 @@ def every_variant_table(cross: Sequence[Row]) -> Table | None:
     rows = beyond_rows(cross)
     if not rows:
         return None
-    keys = ("mae", "mae_inference", "mae_model", "within_2_mcse", "khat")
-    body = [
-        {
-            "proposal": q,
-            "noise": NOISES.get(noise, noise),
-            "estimator": estimator.upper(),
-            **{key: cell(mean_of(part, key)) for key in keys},
-        }
-        for (q, noise, estimator), part in grouped(rows, "proposal", "noise", "estimator").items()
-    ]
-    body.sort(key=_by("mae"))
-    columns = [
-        Column("proposal", "proposal"),
-        Column("noise", "draws"),
-        Column("estimator", "weights"),
-        Column("mae", "MAE ×100", 2, 100),
+    measured = (
+        MAE,
         Column("mae_inference", "of the sampler", 2, 100),
         Column("mae_model", "of the model", 2, 100),
-        Column("within_2_mcse", "within 2 MCSE, %", 0, 100),
-        Column("khat", "k-hat"),
-    ]
-    return Table(
-        "variants", "Every proposal, kind of draws and kind of weights, best first.", columns, body, detail=True
+        _COVERAGE,
+        KHAT,
     )
-
-
-def _by(key: str) -> Callable[[dict[str, Any]], float]:
-    return lambda row: row[key].value if isinstance(row[key], Value) else float("inf")
+    body = [
+        {"proposal": q, "noise": NOISES.get(noise, noise), "estimator": kind.upper(), **_cells(part, measured)}
+        for (q, noise, kind), part in grouped(rows, "proposal", "noise", "estimator").items()
+    ]
+    body.sort(key=lambda row: row["mae"].value if row["mae"] else math.inf)
+    columns = [Column("proposal", "proposal"), Column("noise", "draws"), Column("estimator", "weights"), *measured]
+    caption = "Every proposal, kind of draws and kind of weights, best first."
+    return Table("variants", caption, columns, body, detail=True)
 
 
 def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
     """Where the error comes from: the fitted model's part and the sampler's, for short and converged training."""
     if not models:
         return None
-    keys = ("log_evidence_gap", "mae_model", "mae_inference", "mae", "mae_plugin", "within_2_mcse")
-    body = [
-        {
-            "model": model,
-            "training": f"{'as in the paper' if how == 'paper' else how}, K = {k}",
-            **{key: cell(mean_of(part, key)) for key in keys},
-        }
-        for (how, k, model), part in grouped(models, "training", "k_train", "model").items()
-    ]
-    best = where(floors, floor="maximum likelihood")
-    body += (
-        [
-            {
-                "model": "maximum likelihood",
-                "training": "exact evidence",
-                **{key: cell(mean_of(best, key)) for key in keys},
-            }
-        ]
-        if best
-        else []
-    )
-    columns = [
-        Column("model", "model"),
-        Column("training", "training"),
+    measured = (
         Column("log_evidence_gap", "log p minus the generator's", 3, signed=True),
-        Column("mae_model", "MAE ×100 of the model", 2, 100),
+        Column("mae_model", f"{_MAE} of the model", 2, 100),
         Column("mae_inference", "of the sampler", 2, 100),
         Column("mae", "together", 2, 100),
         Column("mae_plugin", "without weights", 2, 100),
-        Column("within_2_mcse", "within 2 MCSE, %", 0, 100),
-    ]
-    caption = "Where the error comes from: the fitted model's own, and that of sampling from its encoder."
-    return Table(
-        "parts",
-        caption,
-        columns,
-        mark_column(body, "mae_model"),
-        "Within 2 MCSE: how often the reported error bar covers the exact answer of the model; 95 % is honest.",
-        detail=True,
+        _COVERAGE,
     )
+    body = [
+        {"model": model, "training": f"{_TRAINING.get(how, how)}, K = {k}", **_cells(part, measured)}
+        for (how, k, model), part in grouped(models, "training", "k_train", "model").items()
+    ]
+    likelihood = where(floors, floor="maximum likelihood")
+    if likelihood:
+        body.append({"model": "maximum likelihood", "training": "exact evidence", **_cells(likelihood, measured)})
+    columns = [Column("model", "model"), Column("training", "training"), *measured]
+    caption = "Where the error comes from: the fitted model's own, and that of sampling from its encoder."
+    note = "Within 2 MCSE: how often two reported standard errors cover the model's exact answer; 95 % is honest."
+    return Table("parts", caption, columns, mark_column(body, "mae_model"), note, detail=True)
+
+
+_TRAINING = {"paper": "as in the paper"}
+_COVERAGE = Column("within_2_mcse", "within 2 MCSE, %", 0, 100)
+
+
+def _cells(rows: Sequence[Row], columns: Iterable[Column]) -> dict[str, Value | None]:
+    return {column.key: cell(mean_of(rows, column.key)) for column in columns}
 
 
 def floors_table(floors: Sequence[Row]) -> Table | None:
-    """What no method passes: exact sampling of the generator's posterior, by number and kind of draws."""
+    """What exact sampling of the generator's posterior gives, by number and kind of draws."""
     rows = [row for row in floors if row.get("n_draws") is not None]
     if not rows:
         return None
@@ -262,10 +247,10 @@ def floors_table(floors: Sequence[Row]) -> Table | None:
         {"n": n, **{kind: cell(mean_of(where(rows, floor=kind, n_draws=n), "mae")) for kind in kinds}} for n in counts
     ]
     columns = [Column("n", "draws"), *(Column(kind, kind.removeprefix("exact posterior, "), 2, 100) for kind in kinds)]
-    return Table("floors", "The floor: MAE ×100 of sampling the generator's own posterior.", columns, body)
+    return Table("floors", f"The floor: {_MAE} of sampling the generator's own posterior.", columns, body)
 
 
-def selection_table(selection: Sequence[Row], name: str = "selection") -> Table | None:
+def selection_table(selection: Sequence[Row]) -> Table | None:
     """Step one of the procedure: held-out evidence of every model, and how far it is behind the one kept."""
     if not selection:
         return None
@@ -287,7 +272,7 @@ def selection_table(selection: Sequence[Row], name: str = "selection") -> Table 
         Column("gap", "hidden by its encoder", 3),
         Column("khat", "k-hat of its encoder"),
     ]
-    return Table(name, "Step one: the models by held-out evidence, the one kept first.", columns, body)
+    return Table("selection", "Step one: the models by held-out evidence, the one kept first.", columns, body)
 
 
 def _with_error(row: Row, key: str) -> Value | None:

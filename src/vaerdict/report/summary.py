@@ -95,4 +95,4 @@ def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
     """A number in print, with a true minus sign."""
-    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vaerdict.core import SettingError
 from vaerdict.report.document import Picture
@@ -25,7 +25,7 @@ GREY = "#7f8a93"
 OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a800")
 """Colours that colour-blind readers can tell apart, its yellow darkened to show on white."""
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vaerdict",
     "text.parse_math": False,  # names are printed as they are, dollar signs and all
@@ -73,7 +73,7 @@ def _saved(figure: Figure, kind: str, **options: object) -> bytes:
 
 
 def inline(svg: str, picture: Picture) -> str:
-    """An SVG file as an element of a page: no prologue, no addresses, its own ids, the page's ink, a text alternative."""
+    """An SVG file as an element of a page: without prologue and addresses, with its own ids and the page's ink."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)

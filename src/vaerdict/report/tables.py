@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vaerdict.report.summary import Summary, number
 
-ABSENT = "–"
+ABSENT = "\N{EN DASH}"
 
 
 class Value(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,33 @@ from vaerdict.samplers.results import beside, log_standard_error
 from vaerdict.samplers.schedules import as_schedule
 
 _TARGET_ACCEPTANCE = 0.65
-_GAIN = 0.1
+_GAIN = 0.5
+
+
+class Plan(NamedTuple):
+    """How chains are annealed; see `ais`."""
+
+    schedule: Tensor
+    n_chains: int
+    n_pilots: int
+    n_leapfrog: int
+    step_size: float | Tensor
+
+    def for_observations(self, part: slice) -> Plan:
+        """The plan for some of the observations."""
+        return self._replace(step_size=self.step_size[..., part]) if isinstance(self.step_size, Tensor) else self
+
+    def table(self, batch: torch.Size) -> Tensor | None:
+        """The fixed step sizes, if they are. Shapes: ``-> (temperatures, *batch)``."""
+        if not isinstance(self.step_size, Tensor):
+            return None
+        expected = (len(self.schedule) - 1, *batch)
+        if tuple(self.step_size.shape) != expected:
+            raise SettingError(
+                f"step_size of shape {tuple(self.step_size.shape)} is no table for these temperatures and "
+                f"observations; it needs shape {expected}."
+            )
+        return self.step_size
 
 
 @dataclass(frozen=True)
@@ -79,28 +106,23 @@ def ais(
     """
     check_count(n_chains, name="n_chains")
     n_pilots = 0 if isinstance(step_size, Tensor) else check_count(n_pilots, name="n_pilots")
-    path, schedule = Path(model, initial, check_batch(x)), as_schedule(temperatures)
+    plan = Plan(as_schedule(temperatures), n_chains, n_pilots, check_count(n_leapfrog, name="n_leapfrog"), step_size)
 
     def start(part: Path, done: int) -> tuple[State, Tensor]:
         draws = [part.draw(k, generator=generator) for k in (n_chains, n_pilots) if k]
         state = concat_states(part.evaluate(z) for z, _ in draws)
+        # zero, but for starts whose draws were stratified: they carry the shares that were realised
         return state, state.log_q.double() - torch.cat([log_q for _, log_q in draws]).double()
 
-    return anneal(
-        path, schedule, start, n_chains=n_chains, n_pilots=n_pilots, n_leapfrog=n_leapfrog, step_size=step_size,
-        generator=generator, progress=progress, max_bytes=max_bytes, what="AIS",
-    )  # fmt: skip
+    path = Path(model, initial, check_batch(x))
+    return anneal(path, plan, start, generator=generator, progress=progress, max_bytes=max_bytes, what="AIS")
 
 
 def anneal(
     path: Path,
-    schedule: Tensor,
+    plan: Plan,
     start: Callable[[Path, int], tuple[State, Tensor]],
     *,
-    n_chains: int,
-    n_pilots: int,
-    n_leapfrog: int,
-    step_size: float | Tensor,
     generator: Randomness,
     progress: Progress,
     max_bytes: int | None,
@@ -110,51 +132,36 @@ def anneal(
 
     `start` gives, for a chunk and the number of observations before it, the first state and log-weights.
     """
-    check_count(n_leapfrog, name="n_leapfrog")
-    parts = chunks(path, n_chains + n_pilots, generator=generator, max_bytes=max_bytes)
-    n, done, results = len(schedule) - 1, 0, []
+    parts = chunks(path, plan.n_chains + plan.n_pilots, generator=generator, max_bytes=max_bytes)
+    n, done, results = len(plan.schedule) - 1, 0, []
     for i, part in enumerate(parts):
-        state, log_w = start(part, done)
-        size = part.x.shape[-2]
-        table = step_size[..., done : done + size] if isinstance(step_size, Tensor) else step_size
-        done += size
 
         def report(j: int, before: int = i * n) -> None:
             progress(before + j, len(parts) * n, what)
 
-        results.append(_anneal_chunk(part, schedule, state, log_w, n_chains, n_leapfrog, table, generator, report))
+        here = plan.for_observations(slice(done, done + part.x.shape[-2]))
+        results.append(_anneal_chunk(part, here, *start(part, done), generator, report))
+        done += part.x.shape[-2]
     return beside(results)
 
 
 def _anneal_chunk(
-    path: Path, schedule: Tensor, state: State, log_w: Tensor, n_chains: int, n_leapfrog: int,
-    step_size: float | Tensor, generator: Randomness, report: Callable[[int], None],
-) -> AISResult:  # fmt: skip
-    source = as_source(generator)
-    table = _check_table(step_size, schedule, log_w.shape[1:]) if isinstance(step_size, Tensor) else None
-    step = torch.zeros_like(log_w[0]) + step_size if table is None else table[0]
+    path: Path, plan: Plan, state: State, log_w: Tensor, generator: Randomness, report: Callable[[int], None]
+) -> AISResult:
+    source, table = as_source(generator), plan.table(log_w.shape[1:])
+    step = torch.zeros_like(log_w[0]) + plan.step_size if table is None else table[0]
     steps, acceptance, n_nonfinite = [], torch.zeros_like(log_w[0]), torch.zeros_like(log_w[0], dtype=torch.long)
-    for i, (t_from, t_to) in enumerate(pairwise(schedule.to(log_w.device))):
+    for i, (t_from, t_to) in enumerate(pairwise(plan.schedule.to(log_w.device))):
         step = step if table is None else table[i]
         log_w = log_w + state.log_increment(t_from, t_to)
-        move = transition(path, state, t_to, step, n_leapfrog=n_leapfrog, source=source)
+        move = transition(path, state, t_to, step, n_leapfrog=plan.n_leapfrog, source=source)
         state = move.state
         steps.append(step)
-        acceptance += move.acceptance[:n_chains].mean(0)
+        acceptance += move.acceptance[: plan.n_chains].mean(0)
         n_nonfinite += move.n_nonfinite
         if table is None:
-            step = adapted(step, move.acceptance[n_chains:], target=_TARGET_ACCEPTANCE, gain=_GAIN)
+            step = adapted(step, move.acceptance[plan.n_chains :], target=_TARGET_ACCEPTANCE, gain=_GAIN)
         report(i + 1)
-    n_gradients = torch.full_like(n_nonfinite, log_w.shape[0] * (1 + len(steps) * n_leapfrog))
-    log_w = check_log_weights(log_w[:n_chains])
-    return AISResult(state.z[:n_chains], log_w, acceptance / len(steps), torch.stack(steps), n_nonfinite, n_gradients)
-
-
-def _check_table(table: Tensor, schedule: Tensor, batch: torch.Size) -> Tensor:
-    expected = (len(schedule) - 1, *batch)
-    if tuple(table.shape) != expected:
-        raise SettingError(
-            f"step_size of shape {tuple(table.shape)} is no table for these temperatures and observations; "
-            f"it needs shape {expected}."
-        )
-    return table
+    n_gradients = torch.full_like(n_nonfinite, log_w.shape[0] * (1 + len(steps) * plan.n_leapfrog))
+    z, log_w = state.z[: plan.n_chains], check_log_weights(log_w[: plan.n_chains])
+    return AISResult(z, log_w, acceptance / len(steps), torch.stack(steps), n_nonfinite, n_gradients)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import log_normalise
-from vaerdict.noise import Source
 from vaerdict.samplers.path import State
 
 _SMALLEST = 1e-8
@@ -49,10 +48,12 @@ def next_temperature(state: State, log_w: Tensor, t: Tensor, share: float) -> Te
     return torch.where(reaches, 1.0, t + left * low.exp())
 
 
-def systematic(log_w: Tensor, *, source: Source) -> Tensor:
-    """Ancestors by systematic resampling, one shared offset a population. Shapes: ``(K, *batch) -> (K, *batch)``."""
+def systematic(log_w: Tensor, offset: Tensor) -> Tensor:
+    """Ancestors by systematic resampling, one uniform offset a population.
+
+    Shapes: ``(K, *batch), (*batch) -> (K, *batch)``.
+    """
     k = log_w.shape[0]
-    offset = torch.special.ndtr(source.normal(1, log_w.shape[1:], 1, like=log_w).squeeze(-1))
     position = (torch.arange(k, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1)) + offset) / k
     cumulative = log_normalise(log_w).exp().cumsum(0)
     ancestors = torch.searchsorted(cumulative.movedim(0, -1).contiguous(), position.movedim(0, -1).contiguous())
@@ -67,16 +68,16 @@ def gathered(state: State, index: Tensor) -> State:
 
 
 def covariance_root(z: Tensor, log_w: Tensor) -> Tensor:
-    """Lower-triangular root of the weighted covariance, drawn to its diagonal as far as the population is small.
+    """Lower-triangular root of the weighted covariance, as far as the weights can tell it.
 
-    The share of the diagonal is d / (d + ESS). Shapes: ``(K, *batch, d), (K, *batch) -> (*batch, d, d)``.
+    A share d / (d + ESS) is taken from the plain variances instead, so that few surviving particles still spread.
+
+    Shapes: ``(K, *batch, d), (K, *batch) -> (*batch, d, d)``.
     """
-    d, weight = z.shape[-1], log_normalise(log_w).exp()
-    ess = 1 / weight.square().sum(0)
+    d = z.shape[-1]
+    weight = log_normalise(torch.where(torch.isneginf(log_w).all(0), 0.0, log_w)).exp()
     centred = z.double() - (weight.unsqueeze(-1) * z).sum(0)
-    covariance = torch.einsum("k...,k...i,k...j->...ij", weight, centred, centred)
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    floor = torch.finfo(z.dtype).eps * variance.mean(-1, keepdim=True) + torch.finfo(z.dtype).tiny
-    share = (d / (d + ess))[..., None, None]
-    shrunk = (1 - share) * covariance + torch.diag_embed(share[..., 0] * variance + floor)
-    return torch.linalg.cholesky(shrunk).to(z.dtype)
+    covariance = torch.einsum("k...i,k...j->...ij", weight.unsqueeze(-1) * centred, centred)
+    share = (d / (d + 1 / weight.square().sum(0))).unsqueeze(-1)
+    plain = share * z.double().var(0) + torch.finfo(z.dtype).tiny
+    return torch.linalg.cholesky((1 - share.unsqueeze(-1)) * covariance + torch.diag_embed(plain)).to(z.dtype)

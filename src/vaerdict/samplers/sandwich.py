@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vaerdict.core import Model, Progress, Proposal, ShapeError, silent
 from vaerdict.noise import Randomness
-from vaerdict.samplers.annealed import AISResult, ais, anneal
+from vaerdict.samplers.annealed import AISResult, Plan, ais, anneal
 from vaerdict.samplers.path import Path, State
 from vaerdict.samplers.schedules import as_schedule
 
@@ -81,8 +81,6 @@ def bdmc(
 
     # on the way back a move at t[i] follows the weight from t[i+1], so its step is the one of t[i]; at 0 any will do
     steps = torch.cat([forward.step_size[:1], forward.step_size[:-1]]).flip(0)
-    reverse = anneal(
-        Path(model, initial, x), schedule.flip(0), start, n_chains=n_chains, n_pilots=0, n_leapfrog=n_leapfrog,
-        step_size=steps, generator=generator, progress=progress, max_bytes=max_bytes, what="reverse AIS",
-    )  # fmt: skip
+    plan, path = Plan(schedule.flip(0), n_chains, 0, n_leapfrog, steps), Path(model, initial, x)
+    reverse = anneal(path, plan, start, generator=generator, progress=progress, max_bytes=max_bytes, what="reverse AIS")
     return Sandwich(forward, reverse)

@@ -19,7 +19,7 @@ from vaerdict.core import (
     check_log_weights,
     log_mean_exp,
     silent,
-)  # fmt: skip
+)
 from vaerdict.noise import Randomness, Source, as_source
 from vaerdict.samplers.hmc import adapted, transition
 from vaerdict.samplers.memory import chunks
@@ -122,9 +122,7 @@ def _checked(settings: Settings, n_particles: int) -> Settings:
     for name in ("n_islands", "n_leapfrog", "n_moves"):
         check_count(getattr(settings, name), name=name)
     if not 0 < settings.ess_target < 1:
-        raise SettingError(
-            f"ess_target={settings.ess_target} is a share of the particles, between 0 and 1."
-        )
+        raise SettingError(f"ess_target={settings.ess_target} is a share of the particles, between 0 and 1.")
     if settings.n_islands % 2:
         raise SettingError(f"n_islands={settings.n_islands} must be even: the two halves set each other's metric.")
     size, rest = divmod(check_count(n_particles, name="n_particles"), settings.n_islands)
@@ -215,8 +213,9 @@ def _resample(population: _Population, settings: Settings, source: Source) -> No
     p, shape = population, population.log_w.shape
     log_w = _by_island(p.log_w, settings.n_islands)
     needed = relative_ess(log_w) < _RESAMPLE_BELOW
+    offset = torch.special.ndtr(source.normal(settings.n_islands, p.t.shape, 1, like=p.log_w).squeeze(-1))
     stay = torch.arange(log_w.shape[0], device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1))
-    ancestors = torch.where(needed, systematic(log_w, source=source), stay)
+    ancestors = torch.where(needed, systematic(log_w, offset), stay)
     island = torch.arange(settings.n_islands, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 2))
     p.state = gathered(p.state, (ancestors * settings.n_islands + island).reshape(shape))
     p.log_w = torch.where(needed, log_mean_exp(log_w), log_w).reshape(shape)

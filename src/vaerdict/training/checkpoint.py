@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError
 
 log = logging.getLogger(__name__)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A hash of shapes, types and every bit of some tensors."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
@@ -38,7 +50,7 @@ def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
         raise SettingError(f"{target} is no checkpoint of vaerdict ({error}); delete it to start anew.") from error
-    if json.loads(json.dumps(fingerprint)) != notes["fingerprint"]:
+    if json.loads(json.dumps(fingerprint)) != notes.get("fingerprint"):
         raise SettingError(
             f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it."
         )

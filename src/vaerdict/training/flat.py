@@ -52,7 +52,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, only: Tensor | None = None) -> None:
-        """Descend; members not marked in `only` ``(members,)``, and all that is remembered of them, stay as they are."""
+        """Descend; members left out of `only` ``(members,)``, and all that is remembered of them, do not change."""
         b1, b2 = self.betas
         kept = None if only is None or bool(only.all()) else [t.clone() for t in self._tensors()]
         self.steps += 1

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vaerdict.core import DataError, DivergenceError, Progress, SettingError, check_count, check_observations, silent
-from vaerdict.training.checkpoint import load_checkpoint, save_checkpoint
+from vaerdict.proposals import Trainable
+from vaerdict.training.checkpoint import digest, load_checkpoint, save_checkpoint
 from vaerdict.training.stacks import Member, Stack, signature
 
 
@@ -48,7 +49,7 @@ class Fit:
 
     member: Member
     model: nn.Module
-    proposal: nn.Module
+    proposal: Trainable
     history: list[tuple[int, float]]
     converged: bool
     epochs: int
@@ -156,7 +157,8 @@ def _run(
 ) -> list[Fit]:
     course = _Course.start(stack)
     best = [stack.theta.flat.values.clone(), stack.phi.flat.values.clone()]
-    saved = None if path is None else load_checkpoint(path, _fingerprint(stack, x, settings))
+    fingerprint = {} if path is None else _fingerprint(stack, x, x_valid, settings)
+    saved = None if path is None else load_checkpoint(path, fingerprint)
     if saved is not None:
         course = _resume(stack, best, saved)
     if settings.compile:
@@ -171,14 +173,14 @@ def _run(
         course.seconds = time.perf_counter() - started
         progress(course.epoch, settings.epochs, "")
         if path is not None and (time.perf_counter() - last_save > 5 or course.epoch == settings.epochs):
-            _save(stack, best, course, path, _fingerprint(stack, x, settings))
+            _save(stack, best, course, path, fingerprint)
             last_save = time.perf_counter()
     progress(settings.epochs, settings.epochs, "")
     if settings.patience is not None:
         stack.theta.flat.values.copy_(best[0])
         stack.phi.flat.values.copy_(best[1])
     if path is not None:
-        _save(stack, best, course, path, _fingerprint(stack, x, settings))
+        _save(stack, best, course, path, fingerprint)
     return _fits(stack, course)
 
 
@@ -211,8 +213,12 @@ def _lag(stack: Stack, x: Tensor, size: int, settings: Settings, course: _Course
     lagging = stack.members[0].recipe.lagging
     assert lagging is not None
     only = torch.tensor(course.lagging, device=x.device)
+    # what the others draw meanwhile must not count: alone they would not have drawn it
+    idle = [(g, g.get_state()) for g, lags in zip(stack.generators, course.lagging, strict=True) if not lags]
     for index in stack.shuffled(x.shape[0], size)[: lagging.inner]:
         stack.phi_step(x[index], settings.n_particles, beta, only)
+    for generator, state in idle:
+        generator.set_state(state)
 
 
 def _check(stack: Stack, x_valid: Tensor, settings: Settings, course: _Course, best: list[Tensor]) -> None:
@@ -265,8 +271,14 @@ def _stop_if_not_finite(losses: Tensor, stack: Stack, epoch: int, per_batch: int
 
 def _fits(stack: Stack, course: _Course) -> list[Fit]:
     fits = []
+    finite = [adam.flat.values.isfinite().all(1).tolist() for adam in (stack.theta, stack.phi)]
     for i, (model, proposal) in enumerate(stack.separate()):
         done_at = course.done_at[i]
+        if not (finite[0][i] and finite[1][i]):
+            raise DivergenceError(
+                f"the last step of {stack.members[i].name}, in epoch {course.epoch}, left parameters that are not "
+                "finite; lower its learning rate, or use a `dreg` or `score` estimator."
+            )
         fits.append(
             Fit(
                 stack.members[i],
@@ -281,12 +293,17 @@ def _fits(stack: Stack, course: _Course) -> list[Fit]:
     return fits
 
 
-def _fingerprint(stack: Stack, x: Tensor, settings: Settings) -> dict[str, object]:
-    """What a checkpoint must agree on with the run that takes it up."""
+def _fingerprint(stack: Stack, x: Tensor, x_valid: Tensor, settings: Settings) -> dict[str, object]:
+    """What a checkpoint must agree on with the run that takes it up, the members' starting points included."""
+    recipes = [m.recipe for m in stack.members]
     return {
         "members": [m.name for m in stack.members],
-        "sizes": [len(stack.theta.flat), len(stack.phi.flat)],
-        "data": [list(x.shape), float(x.double().sum())],
+        "objectives": [f"{getattr(r.theta, '__qualname__', '')}, {r.phi.bound} by {r.phi.estimator}" for r in recipes],
+        "annealing": [[r.annealing(i / 16) for i in range(17)] if r.annealing else None for r in recipes],
+        "lagging": None if recipes[0].lagging is None else asdict(recipes[0].lagging),
+        "start": digest([*stack.model.state_dict().values(), *stack.proposal.state_dict().values()]),
+        "data": digest([x, x_valid]),
+        "device": stack.device.type,
         "learn_model": stack.learn_model,
         "settings": {k: v for k, v in asdict(settings).items() if k != "compile"},
     }

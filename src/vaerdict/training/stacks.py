@@ -162,7 +162,7 @@ class Stack:
 
     @torch.no_grad()
     def score(self, x: Tensor, k: int, *, chunk: int = 1024) -> Tensor:
-        """Held-out IWELBO of each member by its own proposal, on the same noise every time. Shapes: ``-> (members,)``."""
+        """Held-out IWELBO of each member by its own proposal, always on the same noise. Shapes: ``-> (members,)``."""
         source = self._same_noise("held out")
         total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
         for part in x.split(chunk):

@@ -1,0 +1,576 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from checks import assert_mean
+from torch import Tensor, nn
+from torch.distributions import Normal as TorchNormal
+from torch.nn import functional as F
+
+from vaerdict import diagnostics
+from vaerdict.core import DivergenceError, SettingError, ShapeError, log_mean_exp
+from vaerdict.distributions import Diagonal, Elliptical, StandardNormal, Triangular
+from vaerdict.models.ppca import PPCA
+from vaerdict.networks import MLP, stack
+from vaerdict.noise import Sobol, seeded
+from vaerdict.objectives import loss
+from vaerdict.proposals import Mixture, Normal, Prior, defensive
+from vaerdict.refinement import gradient_direction, refine, refine_elbo
+
+DOUBLE = torch.float64
+
+
+def make_ppca(seed: int = 0, p: int = 8, d: int = 3) -> PPCA:
+    g = seeded(seed)
+    noise = 0.4 + torch.rand(p, generator=g, dtype=DOUBLE)
+    return PPCA(torch.randn(p, d, generator=g, dtype=DOUBLE), noise).requires_grad_(False)
+
+
+class Counts(nn.Module):
+    """Counts with a small decoder: Poisson, or negative binomial with the given dispersion."""
+
+    def __init__(self, d: int = 4, p: int = 40, *, activation=F.softplus, dispersion: float | None = None, spread=4.0):
+        super().__init__()
+        self.decoder = MLP(d, p, (32,), generator=seeded(7), activation=activation).double()
+        self.prior, self.dispersion, self.spread = StandardNormal(d), dispersion, spread
+
+    def log_rate(self, z: Tensor) -> Tensor:
+        return 1 + self.spread * self.decoder(z)
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, torch.lgamma(x + 1).sum(-1)
+
+    def log_joint(self, x: tuple[Tensor, Tensor], z: Tensor) -> Tensor:
+        counts, constant = x
+        log_rate = self.log_rate(z)
+        if self.dispersion is None:
+            log_lik = (counts * log_rate - log_rate.exp()).sum(-1)
+        else:
+            r = torch.tensor(self.dispersion).to(z)
+            terms = counts * log_rate - (counts + r) * torch.logaddexp(log_rate, r.log())
+            log_lik = (terms + torch.lgamma(counts + r) - torch.lgamma(r) + r * r.log()).sum(-1)
+        return log_lik - constant + self.prior.log_prob(z)
+
+    @torch.no_grad()
+    def simulate(self, n: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        z = torch.randn(n, self.prior.d, generator=generator, dtype=DOUBLE)
+        return torch.poisson(self.log_rate(z).exp(), generator=generator), z
+
+
+class Formula:
+    """A model written as a formula for log p(x | z), with a prior."""
+
+    def __init__(self, log_lik, prior) -> None:
+        self.log_lik, self.prior = log_lik, prior
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        log_p = self.prior.log_prob(z)
+        return self.log_lik(x, z) + (log_p if log_p.dim() < z.dim() else log_p.sum(-1))
+
+
+class Spy:
+    """A model that notes how many observations each call of log_joint was given."""
+
+    def __init__(self, model) -> None:
+        self.model, self.prior, self.seen = model, model.prior, []
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        self.seen.append(z.shape[1])
+        return self.model.log_joint(self.model.prepare(x), z)
+
+
+def bimodal() -> Formula:
+    """The posterior of z given x about z_1^2 has modes near +-sqrt(x); z_2 is seen plainly."""
+    return Formula(
+        lambda x, z: -8 * (x[..., 0] - z[..., 0] ** 2) ** 2 - 2 * (x[..., 1] - z[..., 1]) ** 2, StandardNormal(2)
+    )
+
+
+def log_weights(model, x: Tensor, q, k: int, generator) -> Tensor:
+    with torch.no_grad():
+        z, log_q = q.draw(x, k, generator=generator)
+        context = model.prepare(x) if hasattr(model, "prepare") else x
+        return model.log_joint(context, z) - log_q
+
+
+def slope(model, x: Tensor, z: Tensor) -> Tensor:
+    z = z.clone().requires_grad_()
+    context = model.prepare(x) if hasattr(model, "prepare") else x
+    return torch.autograd.grad(model.log_joint(context, z[None]).sum(), z)[0]
+
+
+# ------------------------------------------------------------------------------------------------- closed form
+def test_one_step_on_a_linear_model_is_the_exact_posterior(generator):
+    model = make_ppca()
+    x, _ = model.simulate(50, generator=generator)
+    answer = refine(model, x, torch.full((50, 3), 5.0, dtype=DOUBLE), df=None, inflate=1.0, n_steps=1)
+    exact = model.posterior(x)
+    torch.testing.assert_close(answer.distribution.loc, exact.loc, rtol=0, atol=1e-9)
+    torch.testing.assert_close(answer.distribution.covariance(), exact.covariance(), rtol=0, atol=1e-9)
+    assert answer.converged.all()
+    assert (answer.n_steps == 1).all()
+    assert (answer.n_gradients == 2 * (1 + 3)).all()  # two points, a gradient and three rows of the Hessian each
+    ess = diagnostics.ess(log_weights(model, x, answer.distribution, 1000, generator))
+    torch.testing.assert_close(ess, torch.full_like(ess, 1000.0))
+
+
+def test_inflate_multiplies_the_root_and_df_makes_a_student(generator):
+    model = make_ppca()
+    x, _ = model.simulate(5, generator=generator)
+    q = refine(model, x, torch.zeros(5, 3, dtype=DOUBLE), df=7.0, inflate=1.3).distribution
+    torch.testing.assert_close(q.root.covariance(), 1.69 * model.posterior(x).covariance())
+    assert q.df is not None
+    assert q.df.item() == 7.0
+
+
+def test_the_answer_is_an_unbiased_proposal(generator):
+    model = make_ppca()
+    x, _ = model.simulate(4, generator=generator)
+    q = refine(
+        model, x, torch.zeros(4, 3, dtype=DOUBLE)
+    ).distribution  # heavier tails than the posterior: bounded weights
+    ratio = (log_weights(model, x, q, 20_000, generator) - model.log_evidence(x)).exp()
+    assert_mean(ratio, 1.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(1.02 * ratio, 1.0, rate=1e-6)
+
+
+def test_a_skewed_posterior_has_its_mode_and_curvature():
+    model = Formula(lambda x, z: x[..., 0] * z[..., 0] - z[..., 0].exp(), StandardNormal(1))
+    x = torch.tensor([[0.0], [1.0], [30.0], [1000.0]], dtype=DOUBLE)
+    answer = refine(model, x, torch.full((4, 1), -3.0, dtype=DOUBLE), df=None, inflate=1.0, tolerance=1e-12)
+    mode = answer.distribution.loc
+    assert answer.converged.all()
+    torch.testing.assert_close(x - mode.exp() - mode, torch.zeros_like(x), rtol=0, atol=1e-4)
+    torch.testing.assert_close(answer.distribution.covariance()[..., 0], 1 / (mode.exp() + 1))
+
+
+# ------------------------------------------------------------------------------------------------ count models
+@pytest.mark.parametrize("dispersion", [None, 2.0])
+def test_counts_are_rescued_from_a_poor_encoder(dispersion, generator):
+    model = Counts(dispersion=dispersion)
+    x, z = model.simulate(100, generator=generator)
+    poor = Elliptical(
+        z + 0.5 * torch.randn(z.shape, generator=generator, dtype=DOUBLE), Diagonal(torch.full_like(z, 0.2))
+    )
+    answer = refine(model, x, poor)
+    k = 1000
+    before, after = (log_weights(model, x, q, k, generator) for q in (poor, answer.distribution))
+    assert answer.converged.all()
+    torch.testing.assert_close(slope(model, x, answer.distribution.loc), torch.zeros_like(z), rtol=0, atol=0.05)
+    assert diagnostics.khat(before).median() > 1
+    assert diagnostics.khat(after).median() < 0.4
+    assert (diagnostics.khat(after) < diagnostics.khat_threshold(k)).double().mean() > 0.95
+    assert (diagnostics.ess(before) / k).median() < 0.02
+    assert (diagnostics.ess(after) / k).median() > 0.6
+
+
+def test_a_float32_model_gives_a_float32_answer_close_to_float64(generator):
+    wide = Counts()
+    x, z = wide.simulate(60, generator=generator)
+    start = torch.zeros_like(z)
+    narrow = Counts().float()
+    answer, exact = refine(narrow, x.float(), start.float()), refine(wide, x, start)
+    q = answer.distribution
+    assert {q.loc.dtype, q.root.covariance().dtype, q.draw(None, 2, generator=generator).z.dtype} == {torch.float32}
+    assert answer.converged.all()
+    same = (q.loc.double() - exact.distribution.loc).norm(
+        dim=-1
+    ) < 1  # another start's rounding may end in another mode
+    assert same.double().mean() > 0.95
+    apart = exact.distribution.root.square_norm((q.loc.double() - exact.distribution.loc)[None])[0]
+    assert apart[same].max() < 0.05**2
+
+
+class UserModule(nn.Module):
+    """What users bring: a plain torch decoder with kinks and a torch prior that does not sum over coordinates."""
+
+    def __init__(self, d: int = 3, p: int = 20) -> None:
+        super().__init__()
+        g = seeded(3)
+        layers = [nn.utils.skip_init(nn.Linear, a, b, dtype=DOUBLE) for a, b in ((d, 32), (32, p))]
+        for layer in layers:
+            nn.init.normal_(layer.weight, 0, 1.5 / math.sqrt(layer.in_features), generator=g)
+            nn.init.normal_(layer.bias, 0, 0.3, generator=g)
+        self.decoder = nn.Sequential(layers[0], nn.ReLU(), layers[1])
+        self.prior = TorchNormal(torch.zeros(d, dtype=DOUBLE), torch.ones(d, dtype=DOUBLE))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return TorchNormal(self.decoder(z), 0.5).log_prob(x).sum(-1) + self.prior.log_prob(z).sum(-1)
+
+
+def test_a_piecewise_linear_decoder(generator):
+    model = UserModule()
+    z = torch.randn(200, 3, generator=generator, dtype=DOUBLE)
+    with torch.no_grad():
+        x = model.decoder(z) + 0.5 * torch.randn(200, 20, generator=generator, dtype=DOUBLE)
+    answer = refine(model, x, torch.zeros_like(z))
+    assert answer.converged.double().mean() > 0.95
+    with torch.no_grad():
+        q = answer.distribution
+        near = q.loc + 0.1 * (q.draw(x, 100, generator=generator).z - q.loc)
+        rise = model.log_joint(x, near) - model.log_joint(x, q.loc[None])
+    assert rise[:, answer.converged].max() < 0.5
+    assert (diagnostics.ess(log_weights(model, x, q, 500, generator)) / 500).median() > 0.4
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not q.loc.requires_grad
+
+
+# ------------------------------------------------------------------------------------------------ hard climbs
+def test_one_mode_of_two_is_found_even_from_the_saddle_between_them():
+    model, x = bimodal(), torch.tensor([[2.0, 1.0]] * 3, dtype=DOUBLE)
+    start = torch.tensor([[0.0, 0.0], [0.3, 0.0], [-5.0, 9.0]], dtype=DOUBLE)
+    answer = refine(model, x, start)
+    loc = answer.distribution.loc
+    assert answer.converged.all()
+    assert (slope(model, x, loc).abs() < 1e-2).all()
+    torch.testing.assert_close(loc[:, 0].abs(), loc[:1, 0].abs().expand(3), rtol=0, atol=1e-3)
+    assert loc[1, 0] > 0  # uphill of the start
+    assert loc[2, 0] < 0
+
+
+def test_the_mode_not_found_is_missed_alone_and_recovered_in_a_mixture(generator):
+    model, x = bimodal(), torch.tensor([[2.0, 1.0]], dtype=DOUBLE)
+    axis = torch.linspace(-6, 6, 1201, dtype=DOUBLE)
+    grid = torch.cartesian_prod(axis, axis).unsqueeze(1)
+    log_evidence = torch.logsumexp(model.log_joint(x, grid), 0) + 2 * math.log(0.01)
+    q = refine(model, x, x, df=None).distribution
+    mixture = defensive({"REFINED": q}, model.prior, share=0.5)
+    alone, mixed = (log_mean_exp(log_weights(model, x, p, 20_000, generator)) for p in (q, mixture))
+    assert abs((log_evidence - alone).item() - math.log(2)) < 0.05  # half the mass, and no diagnostic can tell
+    assert abs((log_evidence - mixed).item()) < 0.05
+
+
+def pseudo_huber() -> Formula:
+    prior = TorchNormal(torch.zeros(1, dtype=DOUBLE), 1e3 * torch.ones(1, dtype=DOUBLE))
+    return Formula(lambda x, z: -100 * (1 + (z - x) ** 2).sqrt()[..., 0], prior)
+
+
+def test_where_plain_newton_diverges_damping_saves_it():
+    model, x = pseudo_huber(), torch.zeros(4, 1, dtype=DOUBLE)
+    start = torch.tensor([[1.5], [-3.0], [20.0], [500.0]], dtype=DOUBLE)
+    plain = start
+    for _ in range(3):  # u -> -u^3
+        plain = plain - plain * (1 + plain**2)
+    assert (plain.abs() > start.abs()).all()
+    answer = refine(model, x, start)
+    assert answer.converged.all()
+    assert (answer.distribution.loc.abs() < 1e-3).all()
+
+
+def test_a_convex_tail_leads_back_to_the_mode():
+    model = Formula(lambda x, z: -20 * torch.log1p((z - x).square()).sum(-1), StandardNormal(2))
+    x = torch.zeros(3, 2, dtype=DOUBLE)
+    answer = refine(model, x, torch.tensor([[3.0, 4.0], [30.0, -4.0], [300.0, 300.0]], dtype=DOUBLE))
+    assert answer.converged.all()
+    assert (answer.distribution.loc.abs() < 1e-3).all()
+
+
+def test_no_step_lowers_log_p_however_few_are_allowed(generator):
+    model = Counts(spread=12.0, activation=F.relu)
+    x, _ = model.simulate(100, generator=generator)
+    start = 2 * torch.randn(100, 4, generator=generator, dtype=DOUBLE)
+    last = model.log_joint(model.prepare(x), start[None])[0]
+    stopped_early = []
+    for n_steps in (1, 2, 4, 8):
+        answer = refine(model, x, start, n_steps=n_steps)
+        value = model.log_joint(model.prepare(x), answer.distribution.loc[None])[0]
+        assert (value >= last).all()
+        assert (answer.n_steps <= n_steps).all()
+        stopped_early.append(int((~answer.converged).sum()))
+        last = value
+    assert stopped_early[0] == 100
+    assert stopped_early[-1] < 100
+
+
+def half_line() -> Formula:
+    """NaN below zero, minus infinity at zero; the mode solves 2/z - x - z = 0."""
+    return Formula(lambda x, z: (2 * z.log() - x * z)[..., 0], StandardNormal(1))
+
+
+def test_regions_without_density_are_not_entered_and_do_not_spread():
+    x = torch.tensor([[1.0], [1.0], [50.0], [1.0], [1.0]], dtype=DOUBLE)
+    start = torch.tensor([[3.0], [1e-6], [4.0], [-1.0], [0.0]], dtype=DOUBLE)
+    answer = refine(half_line(), x, start, inflate=1.0, tolerance=1e-12)
+    q = answer.distribution
+    assert answer.converged.tolist() == [True, True, True, False, False]
+    torch.testing.assert_close(q.loc[:3], (((x * x + 8).sqrt() - x) / 2)[:3], rtol=0, atol=1e-5)
+    torch.testing.assert_close(q.loc[3:], start[3:])  # nothing to climb: the start, as wide as the prior
+    torch.testing.assert_close(q.root.covariance()[3:], torch.ones(2, 1, 1, dtype=DOUBLE))
+
+
+def test_a_wall_is_not_called_a_mode():
+    model = Formula(lambda x, z: torch.where(z < 1, 5 * z, -torch.inf)[..., 0], StandardNormal(1))
+    answer = refine(model, torch.zeros(1, 1, dtype=DOUBLE), torch.zeros(1, 1, dtype=DOUBLE))
+    assert not answer.converged
+    assert 0.99 < answer.distribution.loc.item() < 1  # the best point found
+
+
+def test_a_flat_posterior_is_not_wider_than_the_prior():
+    model = Formula(
+        lambda x, z: 0.5 * 0.9 * (z.square()).sum(-1), StandardNormal(2)
+    )  # curvature 0.1 where the prior has 1
+    answer = refine(model, torch.zeros(3, 2, dtype=DOUBLE), torch.ones(3, 2, dtype=DOUBLE), inflate=1.0)
+    assert answer.converged.all()
+    assert (answer.distribution.loc.abs() < 1e-6).all()
+    torch.testing.assert_close(answer.distribution.root.covariance(), torch.eye(2, dtype=DOUBLE).expand(3, 2, 2))
+
+
+@pytest.mark.parametrize("prior", [torch.distributions.Laplace(0.0, 1.0), torch.distributions.Cauchy(0.0, 1.0)])
+def test_a_prior_without_usable_curvature_counts_as_unit(prior):
+    model = Formula(lambda x, z: -2 * (z - x).square().sum(-1), prior)
+    x = torch.full((1, 1), 4.0, dtype=DOUBLE)
+    answer = refine(model, x, torch.full((1, 1), 5.0, dtype=DOUBLE), inflate=1.0)
+    assert answer.converged.all()
+    assert (slope(model, x, answer.distribution.loc).abs() < 1e-2).all()
+    assert 0.2 < answer.distribution.root.covariance().item() < 0.3
+
+
+# ------------------------------------------------------------------------------------------- batches and memory
+class PerClass:
+    """Log p(x, z | class) with the class given by the place on the second batch axis."""
+
+    def __init__(self, model: Counts, shifts: Tensor) -> None:
+        self.model, self.prior, self.shifts = model, model.prior, shifts
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.model.log_joint(self.model.prepare(x), z + self.shifts) + self.prior.log_prob(z)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1])
+def test_images_by_classes_is_just_another_batch_axis(max_bytes, generator):
+    model, n_images, n_classes = Counts(spread=2.0), 7, 3
+    x, _ = model.simulate(n_images, generator=generator)
+    shifts = torch.randn(n_classes, 4, generator=generator, dtype=DOUBLE)
+    start = torch.zeros(n_images, n_classes, 4, dtype=DOUBLE)
+    wide = x.unsqueeze(1).expand(-1, n_classes, -1)
+    answer = refine(PerClass(model, shifts), wide, start, max_bytes=max_bytes)
+    assert answer.converged.shape == answer.n_steps.shape == answer.n_gradients.shape == (n_images, n_classes)
+    for c in range(n_classes):
+        alone = refine(PerClass(model, shifts[c]), x, start[:, c])
+        torch.testing.assert_close(answer.distribution.loc[:, c], alone.distribution.loc, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            answer.distribution.covariance()[:, c], alone.distribution.covariance(), rtol=0, atol=1e-6
+        )
+    better = refine_elbo(
+        PerClass(model, shifts), wide, answer.distribution, generator=generator, max_bytes=max_bytes,
+        stages=((loss("elbo", "stl"), 5),), n_groups=4,
+    )  # fmt: skip
+    assert better.gain.shape == (n_images, n_classes)
+
+
+def test_stacked_members_are_refined_together(generator):
+    members = [make_ppca(seed) for seed in (0, 1)]
+    x = torch.stack([m.simulate(9, generator=generator)[0] for m in members])
+    answer = refine(stack(members), x, torch.zeros(2, 9, 3, dtype=DOUBLE), df=None, inflate=1.0, axis=1, max_bytes=1)
+    for i, member in enumerate(members):
+        torch.testing.assert_close(answer.distribution.loc[i], member.posterior(x[i]).loc)
+
+
+def test_a_small_budget_cuts_chunks_and_changes_nothing(generator):
+    model = Counts()
+    x, z = model.simulate(64, generator=generator)
+    start = torch.zeros_like(z)
+    whole, cut = Spy(model), Spy(model)
+    seen = []
+    answer = refine(whole, x, start)
+    same = refine(cut, x, start, max_bytes=500_000, progress=lambda done, total, what: seen.append((done, total)))
+    assert max(whole.seen) == 64
+    assert 1 < max(cut.seen) < 32
+    assert seen[-1] == (64, 64)
+    assert len(seen) > 2
+    torch.testing.assert_close(same.distribution.loc, answer.distribution.loc, rtol=0, atol=1e-6)
+    torch.testing.assert_close(same.converged, answer.converged)
+
+
+def test_observations_that_have_converged_stop_costing(generator):
+    model = Counts()
+    x, z = model.simulate(128, generator=generator)
+    start = refine(model, x, torch.zeros_like(z)).distribution.loc
+    start[:3] += 3.0
+    spy = Spy(model)
+    answer = refine(spy, x, start)
+    assert answer.n_steps[3:].max() <= 1
+    assert answer.n_steps[:3].max() > 3
+    assert spy.seen.count(128) <= 3
+    assert set(spy.seen[-5:]) <= {1, 2, 3}
+
+
+def test_it_works_where_gradients_are_switched_off(generator):
+    model = Counts()
+    x, z = model.simulate(5, generator=generator)
+    with torch.no_grad():
+        answer = refine(model, x, z)
+        better = refine_elbo(model, x, answer.distribution, generator=generator, stages=((loss("elbo", "stl"), 2),))
+    assert answer.converged.all()
+    assert torch.isfinite(better.distribution.loc).all()
+
+
+# ------------------------------------------------------------------------------------------------------- starts
+def test_starts_may_be_encoders_distributions_and_proposals_without_location(generator):
+    model = make_ppca()
+    x, _ = model.simulate(20, generator=generator)
+    encoder = Normal().make(x, 3, hidden=(8,), generator=generator).double()
+    starts = [encoder, encoder(x), Prior(model.prior), Mixture({"IWAE": encoder, "PRIOR": Prior(model.prior)})]
+    for start in starts:
+        answer = refine(model, x, start, generator=generator)
+        torch.testing.assert_close(answer.distribution.loc, model.posterior(x).loc)
+    with pytest.raises(SettingError, match="Prior has no location.*generator"):
+        refine(model, x, Prior(model.prior))
+
+
+def test_the_answer_is_a_component_of_a_mixture(generator):
+    model = make_ppca()
+    x, _ = model.simulate(20, generator=generator)
+    encoder = Normal().make(x, 3, hidden=(8,), generator=generator).double()
+    mixture = Mixture({"IWAE": encoder, "REFINED": refine(model, x, encoder).distribution})
+    log_w = log_weights(model, x, mixture, 400, generator)
+    assert (diagnostics.ess(log_w) > 100).all()
+    torch.testing.assert_close(log_mean_exp(log_w), model.log_evidence(x), rtol=0, atol=0.5)
+
+
+class Detached:
+    prior = StandardNormal(2)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.prior.log_prob(z.detach())
+
+
+def test_what_cannot_be_refined_is_refused():
+    x, z = torch.zeros(4, 2, dtype=DOUBLE), torch.zeros(4, 2, dtype=DOUBLE)
+    model = Formula(lambda x, z: -(z - x).square().sum(-1), StandardNormal(2))
+    with pytest.raises(SettingError, match="inflate=0.*positive"):
+        refine(model, x, z, inflate=0.0)
+    with pytest.raises(SettingError, match="df=-1"):
+        refine(model, x, z, df=-1.0)
+    with pytest.raises(SettingError, match="n_steps=0"):
+        refine(model, x, z, n_steps=0)
+    with pytest.raises(SettingError, match="max_bytes=0"):
+        refine(model, x, z, max_bytes=0)
+    with pytest.raises(ShapeError, match="do not fit"):
+        refine(model, x, z[:3])
+    with pytest.raises(ShapeError, match="at least one batch axis"):
+        refine(model, x[0], z[0])
+    with pytest.raises(ShapeError, match="axis=1 is none of the 1 batch axes"):
+        refine(model, x, z, axis=1)
+    with pytest.raises(ShapeError, match="log_joint gives"):
+        refine(Formula(lambda x, z: -(z - x).square(), TorchNormal(0.0, 1.0)), x.unsqueeze(1), z.unsqueeze(1))
+    with pytest.raises(SettingError, match="no gradient in z"):
+        refine(Detached(), x, z)
+    with pytest.raises(DivergenceError, match="2 of 4 locations"):
+        refine(model, x, torch.where(torch.arange(4).unsqueeze(1) < 2, torch.nan, z))
+
+
+# ----------------------------------------------------------------------------------------------- gradient steps
+def reverse_kl(q: Elliptical, p: Elliptical) -> Tensor:
+    """KL(q || p) of two normals. Shapes: ``-> (*batch)``."""
+    spread = torch.linalg.solve(p.covariance(), q.covariance()).diagonal(dim1=-2, dim2=-1).sum(-1)
+    away = p.root.square_norm((q.loc - p.loc)[None])[0]
+    return 0.5 * (spread + away - q.loc.shape[-1]) + p.root.log_det() - q.root.log_det()
+
+
+def test_gradient_steps_reach_the_exact_posterior_of_a_linear_model(generator):
+    model = make_ppca()
+    x, _ = model.simulate(30, generator=generator)
+    exact = model.posterior(x)
+    start = Elliptical(exact.loc + 0.5, Diagonal(torch.full_like(exact.loc, 0.5)))
+    answer = refine_elbo(model, x, start, generator=generator)
+    assert reverse_kl(start, exact).median() > 1
+    assert reverse_kl(answer.distribution, exact).max() < 0.02
+    assert (answer.gain > 0).all()
+    assert (answer.n_steps, answer.n_gradients) == (450, 450 * 8)
+
+
+def test_gradient_steps_improve_on_laplace_for_skewed_counts(generator):
+    model = Counts(p=8, spread=3.0)
+    x, z = model.simulate(60, generator=generator)
+    laplace = refine(model, x, z, df=None, inflate=1.0).distribution
+    answer = refine_elbo(model, x, laplace, generator=generator)
+    before, after = (log_weights(model, x, q, 2000, generator) for q in (laplace, answer.distribution))
+    assert diagnostics.ess(after).median() > diagnostics.ess(before).median()
+    assert diagnostics.ess(after).quantile(0.1) > 1.2 * diagnostics.ess(before).quantile(0.1)
+    assert diagnostics.khat(after).mean() < diagnostics.khat(before).mean()
+
+
+@pytest.mark.parametrize("stages", [((loss("elbo", "stl"), 20),), ((loss("cubo", "score"), 20),)])
+def test_steps_that_do_harm_are_taken_back(stages, generator):
+    model = make_ppca()
+    x, _ = model.simulate(30, generator=generator)
+    start = model.posterior(x)
+    answer = refine_elbo(model, x, start, generator=generator, stages=stages, lr=20.0)
+    assert (answer.gain == 0).all()
+    assert torch.equal(answer.distribution.loc, start.loc)
+    assert torch.equal(answer.distribution.root.covariance(), start.root.covariance())
+
+
+def test_a_student_keeps_its_tails_and_a_heading_is_dropped(generator):
+    model = make_ppca()
+    x, _ = model.simulate(3, generator=generator)
+    start = refine(model, x, torch.zeros(3, 3, dtype=DOUBLE), df=6.0).distribution.towards(torch.eye(3)[0])
+    q = refine_elbo(model, x, start, generator=generator, stages=((loss("elbo", "stl"), 3),), n_groups=2).distribution
+    assert q.df is not None
+    assert q.df.item() == 6.0
+    assert q.heading is None
+    assert isinstance(q.root, Triangular)
+
+
+def test_particles_outside_the_support_do_not_poison_the_steps(generator):
+    x = torch.tensor([[1.0], [1.0]], dtype=DOUBLE)
+    start = Elliptical(
+        torch.tensor([[1.0], [-50.0]], dtype=DOUBLE), Diagonal(torch.tensor([[0.3], [0.3]], dtype=DOUBLE))
+    )
+    model = Formula(
+        lambda x, z: torch.where(z > 0, 2 * z.clamp_min(1e-9).log() - x * z, -torch.inf)[..., 0], StandardNormal(1)
+    )
+    answer = refine_elbo(model, x, start, generator=generator)
+    assert torch.isfinite(answer.distribution.loc).all()
+    assert answer.gain[0] >= 0
+    assert answer.gain[1] == 0  # no particle has density: the start is kept
+    assert answer.distribution.loc[1] == -50
+
+
+def test_gradient_steps_repeat_with_the_generator(generator):
+    model = make_ppca()
+    x, _ = model.simulate(3, generator=generator)
+    start, stages = Elliptical(0 * x[:, :3], Diagonal(torch.ones(3, 3, dtype=DOUBLE))), ((loss("elbo", "stl"), 5),)
+    runs = [refine_elbo(model, x, start, generator=seeded(s), stages=stages) for s in (1, 1, 2)]
+    assert torch.equal(runs[0].distribution.loc, runs[1].distribution.loc)
+    assert not torch.equal(runs[0].distribution.loc, runs[2].distribution.loc)
+    with pytest.raises(SettingError, match=r"lr=0.0 must be positive"):
+        refine_elbo(model, x, runs[0].distribution, generator=generator, lr=0.0)
+
+
+# ------------------------------------------------------------------------------------------------ the question
+def test_the_direction_of_a_query_is_its_gradient_at_the_location():
+    q = Elliptical(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), Diagonal(torch.ones(2, 2)))
+    direction = gradient_direction(lambda z: z[..., 0] ** 2 + 3 * z[..., 1], q)
+    assert torch.equal(direction, torch.tensor([[2.0, 3.0], [6.0, 3.0]]))
+    with pytest.raises(SettingError, match="smooth score"):
+        gradient_direction(lambda z: (z[..., 0] > 1).float(), q)
+    with pytest.raises(SettingError, match="smooth score"):
+        gradient_direction(lambda z: 0 * z[..., 0], q)
+    with pytest.raises(ShapeError, match="one number a latent"):
+        gradient_direction(lambda z: z, q)
+
+
+def test_aligned_sobol_draws_reach_the_floor_of_tail_probabilities(generator):
+    g = seeded(0)
+    weight = torch.randn(10, 6, generator=g, dtype=DOUBLE) / math.sqrt(6)
+    model = PPCA(weight, (1 + 2 * torch.randn(10, generator=g, dtype=DOUBLE)).abs() + 0.1).requires_grad_(False)
+    x, _ = model.simulate(200, generator=g)
+    nu = torch.logspace(-2, 1, 40, dtype=DOUBLE)
+    q = refine(model, x, torch.zeros(200, 6, dtype=DOUBLE), df=None, inflate=1.0).distribution
+    aligned = q.towards(gradient_direction(lambda z: z[..., 0], q))
+
+    def error(q: Elliptical, source) -> float:
+        z = q.draw(x, 256, generator=source).z[..., 0]
+        estimate = (z.unsqueeze(-1) >= nu).double().mean(0)
+        return (estimate - model.tail_probability(x, nu)).abs().mean().item()
+
+    iid, turned = error(q, generator), error(q.towards(torch.ones(6)), Sobol(generator))
+    floor = error(aligned, Sobol(generator))
+    assert 0.008 < iid < 0.016
+    assert floor < 0.0015
+    assert turned > 3 * floor
