@@ -279,7 +279,7 @@ def fit(kind: Loss, precision: Tensor, k: int, *, steps: int, batch: int, genera
     ],
 )
 def test_fits_reach_the_closed_form_precisions_within_three_per_cent(bound, estimator, generator):
-    """K = 2000: over seeds the fitted precision is off by 0.1 to 0.5 per cent (bias of order 1/K) with a deviation of 0.4."""
+    """K = 2000: over seeds the precision is off by 0.1 to 0.5 per cent (a bias of order 1/K), and varies by 0.4."""
     fitted = fit(loss(bound, estimator), PRECISION, 2000, steps=300, batch=4, generator=generator)
     best = optimum(bound, PRECISION)
     assert ((fitted / best - 1).abs() < 0.03).all(), f"{fitted.tolist()} against {best.tolist()}"

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from checks import assert_mean
 from torch import Tensor, nn
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional as F
 
+from checks import assert_mean
 from vaerdict import diagnostics
 from vaerdict.core import DivergenceError, SettingError, ShapeError, log_mean_exp
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal, Triangular
@@ -222,11 +222,11 @@ def test_a_piecewise_linear_decoder(generator):
 def test_one_mode_of_two_is_found_even_from_the_saddle_between_them():
     model, x = bimodal(), torch.tensor([[2.0, 1.0]] * 3, dtype=DOUBLE)
     start = torch.tensor([[0.0, 0.0], [0.3, 0.0], [-5.0, 9.0]], dtype=DOUBLE)
-    answer = refine(model, x, start)
+    answer = refine(model, x, start, tolerance=1e-12)
     loc = answer.distribution.loc
     assert answer.converged.all()
-    assert (slope(model, x, loc).abs() < 1e-2).all()
-    torch.testing.assert_close(loc[:, 0].abs(), loc[:1, 0].abs().expand(3), rtol=0, atol=1e-3)
+    assert (slope(model, x, loc).abs() < 1e-4).all()
+    torch.testing.assert_close(loc[:, 0].abs(), loc[:1, 0].abs().expand(3), rtol=0, atol=1e-5)
     assert loc[1, 0] > 0  # uphill of the start
     assert loc[2, 0] < 0
 
@@ -417,7 +417,7 @@ def test_starts_may_be_encoders_distributions_and_proposals_without_location(gen
     for start in starts:
         answer = refine(model, x, start, generator=generator)
         torch.testing.assert_close(answer.distribution.loc, model.posterior(x).loc)
-    with pytest.raises(SettingError, match="Prior has no location.*generator"):
+    with pytest.raises(SettingError, match=r"Prior has no location.*generator"):
         refine(model, x, Prior(model.prior))
 
 
@@ -441,7 +441,7 @@ class Detached:
 def test_what_cannot_be_refined_is_refused():
     x, z = torch.zeros(4, 2, dtype=DOUBLE), torch.zeros(4, 2, dtype=DOUBLE)
     model = Formula(lambda x, z: -(z - x).square().sum(-1), StandardNormal(2))
-    with pytest.raises(SettingError, match="inflate=0.*positive"):
+    with pytest.raises(SettingError, match=r"inflate=0.*positive"):
         refine(model, x, z, inflate=0.0)
     with pytest.raises(SettingError, match="df=-1"):
         refine(model, x, z, df=-1.0)
@@ -483,15 +483,19 @@ def test_gradient_steps_reach_the_exact_posterior_of_a_linear_model(generator):
     assert (answer.n_steps, answer.n_gradients) == (450, 450 * 8)
 
 
-def test_gradient_steps_improve_on_laplace_for_skewed_counts(generator):
-    model = Counts(p=8, spread=3.0)
+@pytest.mark.parametrize("df", [None, 10.0])
+def test_gradient_steps_improve_on_laplace_for_skewed_counts(df, generator):
+    model, k = Counts(p=8, spread=3.0), 2000
     x, z = model.simulate(60, generator=generator)
-    laplace = refine(model, x, z, df=None, inflate=1.0).distribution
+    laplace = refine(model, x, z, df=df, inflate=1.0 if df is None else 1.1).distribution
     answer = refine_elbo(model, x, laplace, generator=generator)
-    before, after = (log_weights(model, x, q, 2000, generator) for q in (laplace, answer.distribution))
-    assert diagnostics.ess(after).median() > diagnostics.ess(before).median()
-    assert diagnostics.ess(after).quantile(0.1) > 1.2 * diagnostics.ess(before).quantile(0.1)
-    assert diagnostics.khat(after).mean() < diagnostics.khat(before).mean()
+    before, after = (log_weights(model, x, q, k, generator) for q in (laplace, answer.distribution))
+    gain = diagnostics.ess(after) / diagnostics.ess(before)
+    assert gain.median() > 1.03
+    assert (gain > 0.9).double().mean() > 0.95
+    assert diagnostics.ess(after).quantile(0.1) > diagnostics.ess(before).quantile(0.1)
+    if df is not None:  # a normal's tails do become lighter: its k-hat is not promised
+        assert (diagnostics.khat(after) < 0.5).all()
 
 
 @pytest.mark.parametrize("stages", [((loss("elbo", "stl"), 20),), ((loss("cubo", "score"), 20),)])

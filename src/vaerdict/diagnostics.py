@@ -1,8 +1,8 @@
 r"""How far importance weights can be trusted: PSIS and its k-hat, effective sample size, standard errors, a verdict.
 
 Pareto-smoothed importance sampling replaces the largest weights of each observation by the quantiles of a generalised
-Pareto distribution fitted to them. The shape of that fit, :math:`\hat k`, says how many moments the weights have:
-fewer than :math:`1/\hat k`. Everything is batched over observations, and worked through in chunks of them.
+Pareto distribution fitted to them. The shape of that fit, :math:`\hat k`, says which moments the weights have: those of
+order below :math:`1/\hat k`. Everything is batched over observations and worked through in chunks of them.
 
 Reference: Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72).
 """
@@ -34,7 +34,7 @@ MAX_KHAT = 0.7
 _SHORTEST_TAIL = 5
 _LOG_TINY = math.log(torch.finfo(torch.float64).tiny)
 _EPS = torch.finfo(torch.float64).eps
-_CHUNK = {"cpu": 2**19, "cuda": 2**25}
+_CHUNK = {"cpu": 2**21, "cuda": 2**25}
 
 
 def psis(log_w: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,9 +95,9 @@ def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
     shape = _khat_of_columns(weights).repeat_interleave(n_out)
     for part in _parts(values):
         varied = part.start + _varied(values[:, part]).nonzero().squeeze(1)
-        g, log_g = values[:, varied].double(), weights[:, varied // n_out].double()
+        g, log_weight = values[:, varied].double(), weights[:, varied // n_out].double()
         for side in (g, -g):
-            beyond = _khat_of_columns(side.clamp(min=0).log() + log_g)
+            beyond = _khat_of_columns(side.clamp(min=0).log() + log_weight)
             shape[varied] = torch.fmax(shape[varied], beyond)
     return shape.reshape(f.shape[1:])
 
@@ -201,7 +201,7 @@ def _khat_of_columns(columns: Tensor) -> Tensor:
 
 
 def _parts(columns: Tensor) -> Iterator[slice]:
-    """Slices of columns small enough to stay in a processor's cache, or to fill a GPU without exhausting it."""
+    """Slices of columns wide enough to occupy the device, narrow enough for temporaries to stay small and cached."""
     k, n = columns.shape
     width = max(1, _CHUNK.get(columns.device.type, _CHUNK["cpu"]) // k)
     return (slice(start, min(start + width, n)) for start in range(0, n, width))
@@ -264,7 +264,7 @@ def _fit_pareto(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     Shapes: ``x (T, b)`` in descending order and padded with zeros, ``n (b) -> (b), (b)``.
 
     Reference: Zhang and Stephens (2009), A new and efficient estimation method for the generalized Pareto
-    distribution, Technometrics 51(3); the shrinkage is that of Vehtari et al. (2024), appendix C.
+    distribution, Technometrics 51(3), with the shrinkage of Vehtari et al. (2024).
     """
     quartile = x.gather(0, (n - (n + 2) // 4).clamp(0, len(x) - 1).unsqueeze(0)).squeeze(0)
     spread = x[0] / quartile

@@ -1,4 +1,4 @@
-"""What each rung of the ladder is worth: k-hat, effective sample size and cost on two small but real kinds of posterior.
+"""What each rung of the ladder is worth: k-hat, effective sample size and cost on two small posteriors of real kinds.
 
 The models are small versions for measurement: a negative-binomial count model fitted to Poisson log-normal counts, and
 an M1+M2 model whose posterior over (z, u) is taken for each class in turn.
@@ -59,7 +59,7 @@ class CountModel(nn.Module):
 
 
 class M1M2(nn.Module):
-    """p(x | z) p(z | c, u) p(u) for a given class, as a model of (e, u) with z = m(c, u) + s(c, u) e; x carries c behind it."""
+    """p(x | z) p(z | c, u) p(u) for the class that x carries behind its pixels, in e and u: z = m(c, u) + s(c, u) e."""
 
     def __init__(self, n_pixels: int, n_classes: int, d_z: int, d_u: int, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def _smc(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
     return found.log_w, found.n_gradients.double().mean().item()
 
 
-_RUNGS = {"encoder": _encoder, "MIS": _mixture, "REFINED": _refined, "REFINED by gradient": _improved, "SMC": _smc}
+_RUNGS = {"encoder": _encoder, "MIS": _mixture, "REFINED": _refined, "IMPROVED": _improved, "SMC": _smc}
 
 
 def _counts(quick: bool) -> Case:

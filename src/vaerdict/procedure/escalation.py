@@ -1,8 +1,9 @@
 """Escalation: spend more on an observation only while its answer is not good enough, and refuse where nothing helps.
 
 The rungs, in order of cost: the first proposal as it is (PSIS; `plugin` where its weights are so even that they do not
-matter), the mixture of all proposals (MIS), a proposal refined for the observation (REFINED), and sequential Monte
-Carlo from the prior (SMC). A rung answers when
+matter), the mixture of all proposals (MIS), a proposal refined for the observation by the posterior's curvature
+(REFINED), the same improved by gradient steps on its bound (IMPROVED), and sequential Monte Carlo from the prior
+(SMC). A rung answers when
 
 1. its k-hat passes the sample-size-aware threshold (`vaerdict.diagnostics.verdict` says ok),
 2. the Monte-Carlo error of the quantity asked for is within the tolerance, and
@@ -37,11 +38,10 @@ from vaerdict.core import (
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness
 from vaerdict.proposals import Mixture, Prior, check_latent, defensive
-from vaerdict.refinement import refine
+from vaerdict.refinement import refine, refine_elbo
 from vaerdict.samplers import smc
 
-PLUGIN, PSIS, MIS, REFINED, SMC = "plugin", "PSIS", "MIS", "REFINED", "SMC"
-RUNGS = (PLUGIN, PSIS, MIS, REFINED, SMC)
+PLUGIN, PSIS, MIS, REFINED, IMPROVED, SMC = RUNGS = ("plugin", "PSIS", "MIS", "REFINED", "IMPROVED", "SMC")
 
 _EVEN = 0.95  # share of the draws in the ESS above which weights do not matter
 _ISLANDS = 16
@@ -186,6 +186,7 @@ class _Ladder:
             yield PSIS, self._first, 2 * self.n
             yield MIS, self._mixture, self.n
         yield REFINED, self._refined, 2 * self.n
+        yield IMPROVED, self._improved, 5 * self.n
         yield SMC, self._smc, 30 * self.n
 
     def climbing(self, name: str, expected_cost: int) -> Tensor:
@@ -273,14 +274,30 @@ class _Ladder:
 
     def _refined(self, active: Tensor) -> Particles:
         """Local proposals around the mode uphill of the first proposal and around the modes the scouts find."""
-        components, cost = self._scouts(active)
-        shares = dict.fromkeys(components, 0.4 / _SCOUTS) | {"PRIOR": 0.05}
-        start = next(iter(self.proposals.values()), None)
-        if start is not None:
-            local = refine(self.model, self.x[active], start, generator=self.generator)
-            components, cost = {REFINED: local.distribution, **components}, cost + local.n_gradients.cpu()
-            shares |= {REFINED: 0.4, **dict.fromkeys(self.proposals, 0.15 / len(self.proposals))}
-        return self._weigh(Mixture(components, shares), active, extra=cost)
+        local = refine(self.model, self.x[active], self._start(active), generator=self.generator)
+        return self._around(active, REFINED, local.distribution, local.n_gradients.cpu())
+
+    def _improved(self, active: Tensor) -> Particles:
+        """The local proposal after gradient steps on its own bound; the scouts' modes stay in."""
+        x = self.x[active]
+        local = refine(self.model, x, self._start(active), df=None, inflate=1.0, generator=self.generator)
+        better = refine_elbo(self.model, x, local.distribution, generator=self.generator)
+        return self._around(active, IMPROVED, better.distribution, local.n_gradients.cpu() + better.n_gradients)
+
+    def _start(self, active: Tensor) -> Proposal | Tensor:
+        """Where refinement sets out from: the first proposal, or else the middle of the prior's draws."""
+        first = next(iter(self.proposals.values()), None)
+        return (
+            Prior(self.model.prior).draw(self.x[active], 64, generator=self.generator).z.mean(0)
+            if first is None
+            else first
+        )
+
+    def _around(self, active: Tensor, name: str, local: Proposal, cost: Tensor) -> Particles:
+        components, scouting = self._scouts(active)
+        shares = dict.fromkeys(components, 0.4 / _SCOUTS) | {name: 0.4, "PRIOR": 0.05}
+        shares |= dict.fromkeys(self.proposals, 0.15 / max(1, len(self.proposals)))
+        return self._weigh(Mixture({name: local, **components}, shares), active, extra=cost + scouting)
 
     def _scouts(self, active: Tensor) -> tuple[dict[str, Proposal], Tensor]:
         """Every proposal, the prior, and local ones at the modes uphill of draws from the prior; the cost of these."""

@@ -158,19 +158,28 @@ class Posterior:
         )
 
     def to_arviz(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Any:
-        """An arviz ``InferenceData``: resampled latents in `posterior`, weights and diagnostics in `sample_stats`."""
+        """An arviz ``InferenceData``: n resampled latents in `posterior`, weights in `importance_diagnostics`.
+
+        The latents of `posterior` are equally weighted; ``log_weight`` is that of the particles they were drawn from.
+        """
         import arviz
+        import xarray
 
         z = self.resample(n or self.log_w.shape[0], generator=generator or seeded(0))
         parts = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
+        axes = [f"batch_{i}" for i in range(self.log_w.dim() - 1)]
         data = arviz.from_dict(
-            posterior={name: part.detach().cpu().numpy()[None] for name, part in parts.items()},
-            sample_stats={"log_weight": self.log_w.detach().cpu().numpy()[None]}
-            if n in (None, self.log_w.shape[0])
-            else None,
+            posterior={name: _array(part)[None] for name, part in parts.items()},
+            dims={name: [*axes, f"{name}_dim"] for name in parts},
         )
-        data.add_groups(importance_diagnostics={"khat": self.khat.cpu().numpy(), "ess": self.ess.cpu().numpy()})
+        columns = {"log_weight": (["particle", *axes], _array(self.log_w))}
+        columns |= {"khat": (axes, _array(self.khat)), "ess": (axes, _array(self.ess))}
+        data.add_groups(importance_diagnostics=xarray.Dataset(columns))
         return data
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().numpy()
 
 
 def posterior(

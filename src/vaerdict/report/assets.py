@@ -30,9 +30,10 @@ figcaption { font-size: .95rem; max-width: 46rem; margin-bottom: .5rem; }
 .scroll:focus-visible, button:focus-visible, summary:focus-visible {
   outline: 3px solid var(--accent); outline-offset: 1px; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .7rem; border-top: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .35rem .6rem; border-top: 1px solid var(--line); text-align: right; white-space: nowrap; }
 thead th { border-top: 0; background: var(--tint); vertical-align: bottom; font-weight: 600; white-space: normal;
   min-width: 4.5rem; }
+thead th.text { text-align: left; }
 thead th:first-child, tbody th { text-align: left; position: sticky; left: 0; background: var(--paper); }
 thead th:first-child { background: var(--tint); }
 tbody th { font-weight: 600; white-space: normal; overflow-wrap: anywhere; min-width: 5.5rem; }
@@ -42,7 +43,7 @@ th button { all: unset; cursor: pointer; display: inline; }
 th button::after { content: "\\a0\\2195"; color: var(--soft); font-weight: 400; }
 th[aria-sort=ascending] button::after { content: "\\a0\\2191"; color: var(--ink); }
 th[aria-sort=descending] button::after { content: "\\a0\\2193"; color: var(--ink); }
-.picture svg { display: block; width: 100%; max-width: 40rem; height: auto; }
+.picture svg { display: block; width: 100%; max-width: 36rem; height: auto; }
 details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; }
 @media print { .scroll { overflow: visible; } th button::after { content: ""; } }
 """.strip()

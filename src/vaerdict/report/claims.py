@@ -30,22 +30,26 @@ class Word(StrEnum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A difference over seeds, the side of zero on which the claim puts it, and the published value if there is one."""
+    """A difference, the side of zero on which the claim puts it, and the published value if there is one.
+
+    `over` names what its standard error is taken over; an empty word says that the difference is exact.
+    """
 
     what: str
     difference: Summary | None
     sign: int
     digits: int = 3
     published: float | None = None
+    over: str = "seeds"
 
     @property
     def word(self) -> Word:
         """The two-standard-error rule."""
         if self.difference is None:
             return Word.ABSENT
-        if self.difference.se is None or self.difference.n < FEWEST_SEEDS:
+        towards, se = self.sign * self.difference.mean, self.difference.se if self.over else 0.0
+        if se is None or (self.over and self.difference.n < FEWEST_SEEDS):
             return Word.OPEN
-        towards, se = self.sign * self.difference.mean, self.difference.se
         return Word.HOLDS if towards > 2 * se else Word.FAILS if towards < -2 * se else Word.OPEN
 
     @property
@@ -54,7 +58,8 @@ class Evidence:
         if self.difference is None:
             return f"{self.what}: not in this run"
         se, n = self.difference.se, self.difference.n
-        error = "one seed" if se is None else f"se {number(se, self.digits)}, {n} seeds"
+        error = "one seed" if se is None else f"se {number(se, self.digits)}, {n} {self.over}"
+        error = error if self.over else "exact"
         aside = "" if self.published is None else f"; published {number(self.published, self.digits, signed=True)}"
         return f"{self.what}: {number(self.difference.mean, self.digits, signed=True)} ({error}{aside})"
 

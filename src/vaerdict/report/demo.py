@@ -67,6 +67,10 @@ def _words(decision: Row, points: Sequence[Row]) -> list[str]:
         tail = f", and {flagged} of those {'were' if flagged != 1 else 'was'} marked as unsure" if different else ""
         differ = "differ" if different != 1 else "differs"
         words.append(f"Of {total} decisions, {different} {differ} from what exact probabilities would give{tail}.")
+    rungs = decision.get("rungs")
+    if isinstance(rungs, dict) and rungs:
+        climbed = ", ".join(f"{n} at {name}" for name, n in rungs.items() if n)
+        words.append(f"Each observation was answered by the cheapest rung that passed: {climbed}.")
     return words
 
 

@@ -68,7 +68,7 @@ def _markdown_block(block: Block) -> str:
     return "\n".join(["| claim | verdict | evidence |", "|---|---|---|", *lines]) if lines else ""
 
 
-def plain(document: Document) -> str:
+def text(document: Document) -> str:
     """The summary, the claims and the tables that are not details, for a terminal."""
     blocks = [block for section in document.sections for block in section.blocks]
     parts = [_plain_block(block) for block in blocks]
@@ -81,7 +81,7 @@ def _plain_block(block: Block) -> str:
     if isinstance(block, Table):
         return "" if block.detail else tables.plain(block)
     return "\n".join(
-        f"[{claim.word}] {claim.text}" + "".join(f"\n    {s}" for s in _sentences(claim)) for claim in block
+        f"{claim.word.upper()}: {claim.text}" + "".join(f"\n    {s}" for s in _sentences(claim)) for claim in block
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 5.6
+WIDTH = 4.8
 """Inches: at the width of a phone the text is still readable."""
 
 _MARKERS = "osD^vPX"

@@ -94,7 +94,7 @@ def _claim(claim: Claim) -> str:
 
 def _table(table: Table) -> str:
     name = f"table-{text(table.name)}"
-    head = "".join(f'<th scope="col">{text(column.title)}</th>' for column in table.columns)
+    head = "".join(_heading(column, table) for column in table.columns)
     body = "\n".join(_table_row(row, table) for row in table.rows)
     note = f'<p class="note">{text(table.note)}</p>' if table.note else ""
     inner = (
@@ -104,6 +104,11 @@ def _table(table: Table) -> str:
     if table.detail:
         return f'<details>\n<summary id="{name}">{text(table.caption)}</summary>\n{inner}\n</details>'
     return f'<figure>\n<figcaption id="{name}">{text(table.caption)}</figcaption>\n{inner}\n</figure>'
+
+
+def _heading(column: Column, table: Table) -> str:
+    kind = ' class="text"' if any(isinstance(row.get(column.key), str) for row in table.rows) else ""
+    return f'<th scope="col"{kind}>{text(column.title)}</th>'
 
 
 def _table_row(row: dict[str, Any], table: Table) -> str:

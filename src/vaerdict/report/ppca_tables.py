@@ -34,10 +34,10 @@ def models_table(models: Sequence[Row], k: int, published: Published) -> Table |
     body = mark_column(mark_column(mark_column(body, "gap", max), "iwelbo", max), "mae")
     columns = [
         Column("model", "model"),
-        Column("gap", "log p minus the generator's", 3, signed=True),
+        Column("gap", "log p, gap to generator", 3, signed=True),
         Column("iwelbo", "IWELBO", 3),
-        Column("behind", "log p behind the best", 3),
-        Column("behind_paper", "log p behind the best, paper", 2),
+        Column("behind", "behind best", 3),
+        Column("behind_paper", "behind best, paper", 2),
         *(column for quantity in _QUANTITIES for column in (quantity, _printed(quantity))),
     ]
     caption = (
@@ -45,8 +45,8 @@ def models_table(models: Sequence[Row], k: int, published: Published) -> Table |
         f"{_seeds(rows)}, and as published."
     )
     note = (
-        "MAE is against the posterior of the generator. The paper's data set is another, so its log p stands as the "
-        f"distance to its best model. {published.get('note', '')}"
+        "Behind best: how far log p is below that of the best model of the column. MAE is against the posterior of the "
+        f"generator. {published.get('note', '')}"
     )
     return Table(f"models-k{k}", caption, columns, body, note.strip())
 
@@ -151,9 +151,9 @@ def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
         f"over {_seeds(rows)}."
     )
     note = (
-        "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor samples "
-        "that posterior itself. Self-normalised weights; an aligned draw turns the first Sobol "
-        "coordinate towards the query."
+        "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor "
+        "samples that posterior itself. Weights are self-normalised; an aligned draw turns the first "
+        "Sobol coordinate towards the query."
     )
     return Table("beyond", caption, columns, [*_floor_row(floors, n), *body], note)
 

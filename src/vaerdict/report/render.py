@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vaerdict.core import DataError
-from vaerdict.report import demo, document, generic, ppca, svg
+from vaerdict.core import DataError, VaerdictError
+from vaerdict.report import bivariate, demo, document, generic, ppca, svg
 from vaerdict.report.document import Document
 from vaerdict.report.page import page, write_whole
 
 Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
 
-MAKERS: dict[str, Maker] = {"ppca": ppca.document, "demo": demo.document, "audit": generic.document}
+MAKERS: dict[str, Maker] = {
+    "ppca": ppca.document,
+    "bivariate": bivariate.document,
+    "audit": generic.document,
+    "demo": demo.document,
+}
 """What writes the report of each experiment."""
 
 
@@ -24,7 +30,8 @@ def render(run_dir: Path) -> Path:
     report = load(run_dir)
     drawings = {}
     for picture in report.pictures():
-        forms = svg.files(picture)
+        with _well_formed(run_dir):
+            forms = svg.files(picture)
         drawings[picture.name] = forms.pop("inline").decode()
         for suffix, content in forms.items():
             write_whole(run_dir / "figures" / f"{picture.name}{suffix}", content)
@@ -36,9 +43,9 @@ def markdown(run_dir: Path) -> str:
     return document.markdown(load(run_dir))
 
 
-def plain(run_dir: Path) -> str:
+def text(run_dir: Path) -> str:
     """The summary, claims and tables of a finished run as plain text."""
-    return document.plain(load(run_dir))
+    return document.text(load(run_dir))
 
 
 def load(run_dir: Path) -> Document:
@@ -50,13 +57,21 @@ def load(run_dir: Path) -> Document:
             f"{run_dir / 'results.json'} is of experiment {experiment!r}; reports exist for {', '.join(MAKERS)}."
         )
     manifest = run_dir / "manifest.json"
-    try:
+    with _well_formed(run_dir):
         return MAKERS[experiment](results, _read(manifest) if manifest.exists() else None)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        if isinstance(error, DataError):
-            raise
+
+
+@contextmanager
+def _well_formed(run_dir: Path) -> Iterator[None]:
+    """Records that lack what a report needs are the file's fault, and are reported as such."""
+    try:
+        yield
+    except VaerdictError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        path = run_dir / "results.json"
         raise DataError(
-            f"{run_dir / 'results.json'} does not have the form of a {experiment} result: {error!r}."
+            f"{path} lacks something that its report needs ({error!r}); run the experiment again."
         ) from error
 
 
@@ -81,14 +96,18 @@ def update_readme(readme: Path, results_root: Path) -> list[str]:
 
     The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``.
     """
-    text = readme.read_text(encoding="utf-8")
-    names = re.findall(r"<!-- results:([\w-]+) -->", text)
+    content = readme.read_text(encoding="utf-8")
+    names = re.findall(r"<!-- results:([\w-]+) -->", content)
     for name in names:
         opening, closing = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
-        if text.count(opening) != 1 or text.count(closing) != 1 or text.index(closing) < text.index(opening):
+        if (
+            content.count(opening) != 1
+            or content.count(closing) != 1
+            or content.index(closing) < content.index(opening)
+        ):
             raise DataError(f"{readme} needs exactly one '{opening}' followed by one '{closing}'.")
-        before, rest = text.split(opening)
+        before, rest = content.split(opening)
         _, after = rest.split(closing)
-        text = f"{before}{opening}\n\n{markdown(results_root / name)}\n\n{closing}{after}"
-    write_whole(readme, text)
+        content = f"{before}{opening}\n\n{markdown(results_root / name)}\n\n{closing}{after}"
+    write_whole(readme, content)
     return names

@@ -10,11 +10,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import Model, Progress, Proposal, SettingError, check_count, check_log_weights, log_mean_exp, silent
+from vaerdict.core import (
+    Draws,
+    Model,
+    Progress,
+    Proposal,
+    SettingError,
+    check_count,
+    check_log_weights,
+    log_mean_exp,
+    silent,
+)
 from vaerdict.noise import Randomness, as_source
 from vaerdict.samplers.hmc import adapted, transition
 from vaerdict.samplers.memory import chunks
-from vaerdict.samplers.path import Path, State, check_batch, concat_states
+from vaerdict.samplers.path import Path, State, check_batch
 from vaerdict.samplers.results import beside, log_standard_error
 from vaerdict.samplers.schedules import as_schedule
 
@@ -109,10 +119,13 @@ def ais(
     plan = Plan(as_schedule(temperatures), n_chains, n_pilots, check_count(n_leapfrog, name="n_leapfrog"), step_size)
 
     def start(part: Path, done: int) -> tuple[State, Tensor]:
-        draws = [part.draw(k, generator=generator) for k in (n_chains, n_pilots) if k]
-        state = concat_states(part.evaluate(z) for z, _ in draws)
+        z, log_q = part.draw(n_chains, generator=generator)
+        # pilots are spread over a second draw of the same size, which a start drawing in strata can give
+        some = torch.linspace(0, n_chains - 1, n_pilots, device=z.device).long()
+        others = part.draw(n_chains, generator=generator) if n_pilots else Draws(z, log_q)
+        state = part.evaluate(torch.cat([z, others.z[some]]))
         # zero, but for starts whose draws were stratified: they carry the shares that were realised
-        return state, state.log_q.double() - torch.cat([log_q for _, log_q in draws]).double()
+        return state, state.log_q.double() - torch.cat([log_q, others.log_q[some]]).double()
 
     path = Path(model, initial, check_batch(x))
     return anneal(path, plan, start, generator=generator, progress=progress, max_bytes=max_bytes, what="AIS")

@@ -64,13 +64,14 @@ def held_bytes(path: Path, z: Tensor) -> int:
     return sum(held.values())
 
 
-def bytes_per_particle(path: Path, *, generator: Randomness) -> int:
+def bytes_per_particle(path: Path, n_particles: int, *, generator: Randomness) -> int:
     """Working set of one particle of one observation, from gradients of two and of four particles.
 
-    The difference leaves out what does not grow with particles: parameters, and what depends on x alone.
+    The difference leaves out what does not grow with particles: parameters, and what depends on x alone. All particles
+    are drawn because some starts, mixtures in strata, cannot draw fewer.
     """
     one = path.select(torch.zeros(1, dtype=torch.long, device=path.x.device))
-    z = one.draw(1, generator=generator).z
+    z = one.draw(n_particles, generator=generator).z[:1]
     two, four = (held_bytes(one, z.repeat(k, *(1,) * (z.dim() - 1))) for k in (2, 4))
     return _TEMPORARIES * max(0, four - two) // 2 + _STATES * z[0].numel() * z.element_size()
 
@@ -89,7 +90,7 @@ def chunks(path: Path, n_particles: int, *, generator: Randomness, max_bytes: in
     if max_bytes is not None and max_bytes <= 0:
         raise SettingError(f"max_bytes={max_bytes} must be positive, or None to choose by the device.")
     budget = default_budget(path.x.device) if max_bytes is None else max_bytes
-    each = n_particles * bytes_per_particle(path, generator=generator)
+    each = n_particles * bytes_per_particle(path, n_particles, generator=generator)
     size = max(1, int(budget // each))
     n = path.x.shape[-2]
     if size >= n:

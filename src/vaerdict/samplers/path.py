@@ -6,7 +6,6 @@ t = 1 the posterior times the evidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -108,8 +107,3 @@ def check_batch(x: Tensor) -> Tensor:
     if x.dim() < 2 or x.shape[-2] == 0:
         raise ShapeError(f"x has shape {tuple(x.shape)}; expected (*batch, n, p); a single observation is x[None].")
     return x
-
-
-def concat_states(states: Iterable[State]) -> State:
-    """Put the particles of several states behind each other."""
-    return State(*(torch.cat(parts) for parts in zip(*states, strict=True)))

@@ -22,10 +22,12 @@ class Settings:
 
     With `patience` a member's learning rates fall to `decay` of themselves whenever its held-out bound has not gained
     `min_gain` nats for that many checks, and after `drops` such falls it has converged; `epochs` is then only a limit.
-    Without, training takes `epochs` epochs, no more and no less.
+    Without, training takes `epochs` epochs, no more and no less. The model's steps draw `n_particles_theta` particles
+    where that is given, and as many as the proposal's where it is not.
     """
 
     n_particles: int = 30
+    n_particles_theta: int | None = None
     epochs: int = 1000
     batch_size: int = 128
     lr_theta: float = 1e-2
@@ -41,6 +43,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("n_particles", "epochs", "batch_size", "check_every", "score_particles"):
             check_count(getattr(self, name), name=name)
+        if self.n_particles_theta is not None:
+            check_count(self.n_particles_theta, name="n_particles_theta")
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +142,8 @@ def _grouped(members: Sequence[Member], settings: Settings, x: Tensor) -> list[l
     for i, member in enumerate(members):
         key = signature(member)
         by_signature.setdefault(("alone", i) if key is None else key, []).append(i)
-    size = stack_size(settings.n_particles * min(settings.batch_size, x.shape[0]), x.device)
+    k = max(settings.n_particles, settings.n_particles_theta or 1)
+    size = stack_size(k * min(settings.batch_size, x.shape[0]), x.device)
     return [group[i : i + size] for group in by_signature.values() for i in range(0, len(group), size)]
 
 
@@ -194,7 +199,7 @@ def _epoch(stack: Stack, x: Tensor, settings: Settings, course: _Course) -> None
             _lag(stack, x, size, settings, course, beta)
         batch = x[index]
         if stack.learn_model:
-            losses.append(stack.theta_step(batch, settings.n_particles, beta))
+            losses.append(stack.theta_step(batch, settings.n_particles_theta or settings.n_particles, beta))
         losses.append(stack.phi_step(batch, settings.n_particles, beta))
     _stop_if_not_finite(torch.stack(losses), stack, course.epoch, len(losses) // len(batches))
 
