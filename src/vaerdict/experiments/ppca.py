@@ -19,6 +19,7 @@ from torch import Tensor
 from vaerdict import diagnostics, estimators
 from vaerdict.core import Proposal, log_mean_exp
 from vaerdict.datasets import LinearGaussianData, linear_gaussian
+from vaerdict.distributions import Elliptical
 from vaerdict.experiments.runner import Unit
 from vaerdict.models import PPCA
 from vaerdict.noise import seeded
@@ -245,8 +246,8 @@ def _estimate(f: Tensor, log_w: Tensor, q: Proposal, n: int, smooth: bool) -> An
 
 def khat_summary(model: PPCA, q: Proposal, x: Tensor, n: int, *, seed: int) -> dict[str, Any]:
     """Median k-hat over observations with many draws, and how many pass their threshold."""
-    if getattr(q, "batch_shape", x.shape[:1]) != x.shape[:1]:
-        return {"khat": None, "khat_share_ok": None}
+    if isinstance(q, Elliptical):
+        q = q.at(slice(len(x)))
     z, log_q = q.draw(x, n, generator=seeded(30_000 + seed))
     khat = diagnostics.khat(model.log_joint(x, z) - log_q)
     ok = (khat <= diagnostics.khat_threshold(n)).double().mean().item()

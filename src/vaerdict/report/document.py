@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,11 @@ class Document:
     def pictures(self) -> list[Picture]:
         """All pictures, in order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name or of an id: letters, digits and hyphens alone."""
+    return re.sub(r"[^0-9A-Za-z]+", "-", name).strip("-")[:60] or "unnamed"
 
 
 def markdown(document: Document) -> str:

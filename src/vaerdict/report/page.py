@@ -13,7 +13,7 @@ from typing import Any
 
 from vaerdict.report.assets import SCRIPT, STYLE
 from vaerdict.report.claims import Claim
-from vaerdict.report.document import Block, Document, Picture, Section
+from vaerdict.report.document import Block, Document, Picture, Section, slug
 from vaerdict.report.tables import Column, Table, Value, is_best
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -93,7 +93,7 @@ def _claim(claim: Claim) -> str:
 
 
 def _table(table: Table) -> str:
-    name = f"table-{text(table.name)}"
+    name = f"table-{slug(table.name)}"
     head = "".join(_heading(column, table) for column in table.columns)
     body = "\n".join(_table_row(row, table) for row in table.rows)
     note = f'<p class="note">{text(table.note)}</p>' if table.note else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from vaerdict.core import DataError, VaerdictError
 from vaerdict.report import bivariate, demo, document, generic, ppca, svg
-from vaerdict.report.document import Document
+from vaerdict.report.document import Document, slug
 from vaerdict.report.page import page, write_whole
 
 Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
@@ -34,7 +34,7 @@ def render(run_dir: Path) -> Path:
             forms = svg.files(picture)
         drawings[picture.name] = forms.pop("inline").decode()
         for suffix, content in forms.items():
-            write_whole(run_dir / "figures" / f"{picture.name}{suffix}", content)
+            write_whole(run_dir / "figures" / f"{slug(picture.name)}{suffix}", content)
     return write_whole(run_dir / "report.html", page(report, drawings))
 
 
@@ -96,18 +96,21 @@ def update_readme(readme: Path, results_root: Path) -> list[str]:
 
     The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``.
     """
+    if not readme.is_file():
+        raise DataError(f"{readme} does not exist; give the README whose tables to rebuild.")
     content = readme.read_text(encoding="utf-8")
     names = re.findall(r"<!-- results:([\w-]+) -->", content)
     for name in names:
-        opening, closing = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
-        if (
-            content.count(opening) != 1
-            or content.count(closing) != 1
-            or content.index(closing) < content.index(opening)
-        ):
-            raise DataError(f"{readme} needs exactly one '{opening}' followed by one '{closing}'.")
-        before, rest = content.split(opening)
-        _, after = rest.split(closing)
-        content = f"{before}{opening}\n\n{markdown(results_root / name)}\n\n{closing}{after}"
+        content = _between(content, name, markdown(results_root / name), readme)
     write_whole(readme, content)
     return names
+
+
+def _between(content: str, name: str, tables: str, readme: Path) -> str:
+    """The content with what stands between the markers of `name` replaced."""
+    opening, closing = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
+    counts = (content.count(opening), content.count(closing))
+    if counts != (1, 1) or content.index(closing) < content.index(opening):
+        raise DataError(f"{readme} needs exactly one '{opening}' followed by one '{closing}'.")
+    before, rest = content.split(opening)
+    return f"{before}{opening}\n\n{tables}\n\n{closing}{rest.split(closing)[1]}"

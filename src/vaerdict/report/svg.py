@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from vaerdict.core import SettingError
-from vaerdict.report.document import Picture
+from vaerdict.report.document import Picture, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,6 +77,6 @@ def inline(svg: str, picture: Picture) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
-    prefix = re.sub(r"\W", "-", picture.name)
+    prefix = slug(picture.name)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", body).replace(INK, "currentColor")
     return f'<svg {view[0] if view else ""} role="img" aria-label="{escape(picture.alt)}">{body.strip()}'
