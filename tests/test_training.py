@@ -603,8 +603,6 @@ def test_data_that_cannot_be_trained_on_are_refused():
 
 def test_a_module_that_is_no_model_is_refused():
     one = replace(member(IWAE, 0), model=nn.Identity())
-    with pytest.raises(
-        SettingError, match=r"Identity has no log_joint and no prior; a model offers"
-    ):
+    with pytest.raises(SettingError, match=r"Identity has no log_joint and no prior; a model offers"):
         short_train([one])
     assert as_model(TRUE) is TRUE

@@ -159,7 +159,9 @@ class Elliptical:
     def at(self, index: Tensor | slice | int) -> Elliptical:
         """The distributions of some of the observations: index the leading batch axis."""
         root = type(self.root)(*(part[index] for part in self.root))
-        return replace(self, loc=self.loc[index], root=root, heading=None if self.heading is None else self.heading[index])
+        return replace(
+            self, loc=self.loc[index], root=root, heading=None if self.heading is None else self.heading[index]
+        )
 
     def scaled(self, factor: float) -> Elliptical:
         """The same location with the root multiplied by `factor`."""

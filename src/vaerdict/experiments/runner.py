@@ -72,11 +72,15 @@ def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total
         workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         pending = {pool.submit(_do, work, unit, path) for unit, path in todo}
-        while pending:
-            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in finished:
-                future.result()
-            progress(total - len(pending), total, "units")
+        try:
+            while pending:
+                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    future.result()
+                progress(total - len(pending), total, "units")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # or leaving the pool would first do all that is left
+            raise
 
 
 def _do(work: Work, unit: Unit, path: Path) -> None:

@@ -25,7 +25,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     floors = rows_of(results, "floors", "floor")
     printed = published()["ppca"]
     particles = sorted({row["k_train"] for row in where(models, training="paper")})
-    claims, further = paper_claims(models, cross, particles, printed), further_claims(models, cross, particles)
+    claims, further = paper_claims(models, cross, printed), further_claims(models, cross)
     sections = [
         Section("What holds of the paper", [f"{RULE} {ERRORS}", claims]),
         Section(
@@ -147,7 +147,7 @@ def _khat(results: Row, cross: Sequence[Row]) -> list[Block]:
     if not known:
         return ["No k-hat was stored in this run."]
     n = int(results.get("settings", {}).get("khat_draws", 1000))
-    limits = {f"{diagnostics.MAX_KHAT}: no number of draws helps": diagnostics.MAX_KHAT}
+    limits = {f"{diagnostics.MAX_KHAT}: more draws hardly help": diagnostics.MAX_KHAT}
     limits |= {f"{diagnostics.khat_threshold(n):.2f}: enough for {n} draws": diagnostics.khat_threshold(n)}
     medians = "; ".join(f"{item.name} {item.quantiles[2]:.2f}" for item in known)
     caption = (

@@ -17,19 +17,20 @@ ERRORS = (
 )
 
 
-def paper_claims(
-    models: Sequence[Row], cross: Sequence[Row], particles: Sequence[int], published: Published
-) -> list[Claim]:
-    """The paper's claims, each at the particle counts it was made for."""
-    few, many = min(particles, default=5), 200
+FEW, MANY = 5, 200
+"""The particle counts that the paper's claims were made for."""
+
+
+def paper_claims(models: Sequence[Row], cross: Sequence[Row], published: Published) -> list[Claim]:
+    """The paper's claims, each at its particle count."""
     return [
-        _better_models(models, few, published.get(f"k{few}", {})),
-        _chi_is_best(cross, few),
-        *(_mixture_is_best(cross, k) for k in sorted({few, many})),
-        _vae_proposal_fails(cross, few),
-        *(_three_steps_win(models, cross, k) for k in sorted({few, many})),
-        _ww_is_best(models, many, published.get(f"k{many}", {})),
-        _chi_collapses(models, few, many, published),
+        _better_models(models, FEW, published.get(f"k{FEW}", {})),
+        _chi_is_best(cross, FEW),
+        *(_mixture_is_best(cross, k) for k in (FEW, MANY)),
+        _vae_proposal_fails(cross, FEW),
+        *(_three_steps_win(models, cross, k) for k in (FEW, MANY)),
+        _ww_is_best(models, MANY, published.get(f"k{MANY}", {})),
+        _chi_collapses(models, FEW, MANY, published),
     ]
 
 
@@ -111,30 +112,16 @@ def _chi_collapses(models: Sequence[Row], few: int, many: int, published: Publis
     printed = {k: published.get(f"k{k}", {}) for k in (few, many)}
     levels = [printed[k].get("log_evidence", {}).get("CHI") for k in (many, few)]
     shape = printed[many].get("khat", {}).get("CHI")
-    return Claim(
-        f"CHI collapses with {many} particles.",
-        [
-            Evidence(
-                f"held-out log p of CHI, {many} minus {few} particles",
-                difference(after, before),
-                -1,
-                3,
-                _minus(*levels),
-            ),
-            Evidence(
-                f"its k-hat minus {MAX_KHAT}",
-                summarise(v - MAX_KHAT for v in khat.values()),
-                +1,
-                2,
-                _minus(shape, MAX_KHAT),
-            ),
-        ],
+    lost = Evidence(
+        f"held-out log p of CHI, {many} minus {few} particles", difference(after, before), -1, 3, _minus(*levels)
     )
+    excess = summarise(value - MAX_KHAT for value in khat.values())
+    heavy = Evidence(f"its k-hat minus {MAX_KHAT}", excess, +1, 2, _minus(shape, MAX_KHAT))
+    return Claim(f"CHI collapses with {many} particles.", [lost, heavy])
 
 
-def further_claims(models: Sequence[Row], cross: Sequence[Row], particles: Sequence[int]) -> list[Claim]:
+def further_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
     """What this project adds, put to the same rule."""
-    few = min(particles, default=5)
     rows = beyond_rows(cross)
 
     def gap(what: str, one: tuple[str, str, str], other: tuple[str, str, str]) -> Evidence:
@@ -143,7 +130,7 @@ def further_claims(models: Sequence[Row], cross: Sequence[Row], particles: Seque
 
     paper = ("MIS", "iid", "snis")
     trained = [
-        Evidence(f"error of the {name} model, converged minus as in the paper", _converged(models, name, few), -1, 3)
+        Evidence(f"error of the {name} model, converged minus as in the paper", _converged(models, name, FEW), -1, 3)
         for name in ("IWAE", "WW", "CHI")
     ]
     return [

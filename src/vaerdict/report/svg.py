@@ -58,11 +58,9 @@ def files(picture: Picture) -> dict[str, bytes]:
     """The picture as the bytes of an SVG and a PNG on white, by suffix, and inline for a page."""
     with styled():
         figure = picture.draw()
-        return {
-            ".svg": _saved(figure, "svg", facecolor="white"),
-            ".png": _saved(figure, "png", facecolor="white", dpi=160),
-            "inline": inline(_saved(figure, "svg", transparent=True).decode(), picture).encode(),
-        }
+        png = _saved(figure, "png", facecolor="white", dpi=160)
+        drawing = _saved(figure, "svg", transparent=True).decode()
+    return {".svg": _on_white(drawing).encode(), ".png": png, "inline": inline(drawing, picture).encode()}
 
 
 def _saved(figure: Figure, kind: str, **options: object) -> bytes:
@@ -70,6 +68,11 @@ def _saved(figure: Figure, kind: str, **options: object) -> bytes:
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     figure.savefig(buffer, format=kind, metadata=metadata, **options)  # type: ignore[arg-type]
     return buffer.getvalue()
+
+
+def _on_white(svg: str) -> str:
+    start = svg.index(">", svg.index("<svg")) + 1
+    return f'{svg[:start]}<rect width="100%" height="100%" fill="white"/>{svg[start:]}'
 
 
 def inline(svg: str, picture: Picture) -> str:

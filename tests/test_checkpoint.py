@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vaerdict.core import SettingError
+from vaerdict.models.ppca import PPCA
+from vaerdict.noise import seeded
+from vaerdict.objectives import loss
+from vaerdict.proposals import Normal, Student
+from vaerdict.training import AGG, CYCLIC, IWAE, Fit, Lagging, Member, Settings, loop, train, warm_up
+from vaerdict.training.checkpoint import digest, load_checkpoint, save_checkpoint
+from vaerdict.training.stacks import Stack
+
+TRUE = PPCA(torch.randn(4, 2, generator=seeded(0)), 0.7)
+X = TRUE.simulate(120, generator=seeded(1))[0]
+SETTINGS = Settings(
+    n_particles=4,
+    epochs=6,
+    batch_size=40,
+    check_every=1,
+    patience=1,
+    drops=1,
+    min_gain=0.1,
+    score_particles=8,
+    lr_phi=1e-2,
+)
+
+
+class Killed(Exception):
+    pass
+
+
+def member(recipe=IWAE, seed: int = 0, family=Normal(), noise: float = 1.0) -> Member:  # noqa: B008 - frozen value
+    proposal = family.make(X, 2, hidden=(6,), generator=seeded(seed))
+    return Member(PPCA(TRUE.weight, noise), proposal, recipe, seed)
+
+
+LAGGING = replace(AGG, lagging=Lagging(inner=2, epochs=4))
+MEMBERS = [member(), member(seed=1), member(CYCLIC), member(LAGGING), member(LAGGING, 1), member(IWAE, 0, Student())]
+
+
+def go(folder: Path | None, members=MEMBERS, settings: Settings = SETTINGS, x: Tensor = X, **how) -> list[Fit]:
+    return train(members, x[:80], x[80:], settings, checkpoint=folder, **how)
+
+
+def kill_after(stack: int, epoch: int):
+    def progress(done: int, total: int, what: str) -> None:
+        if done == epoch and f"({stack} of" in what:
+            raise Killed
+
+    return progress
+
+
+def outcome(fits: list[Fit]) -> tuple[list[Tensor], list[object]]:
+    tensors = [t for f in fits for module in (f.model, f.proposal) for t in module.state_dict().values()]
+    return tensors, [(f.name, f.seed, f.history, f.epochs, f.converged) for f in fits]
+
+
+def assert_same(a: list[Fit], b: list[Fit]) -> None:
+    (s, records), (t, others) = outcome(a), outcome(b)
+    assert records == others
+    assert all(torch.equal(u, v) for u, v in zip(s, t, strict=True))
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Fit]:
+    fits = go(None)
+    assert len({f.epochs for f in fits}) > 1  # some converge early, so that what is remembered of each matters
+    assert any(f.converged for f in fits)
+    return fits
+
+
+@pytest.fixture
+def save_every_epoch(monkeypatch):
+    """A clock on which an hour passes between any two looks."""
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=itertools.count(0.0, 3600.0).__next__))
+
+
+# ------------------------------------------------------------------------------------------------ going on
+@pytest.mark.parametrize("stack", [1, 2, 3])
+@pytest.mark.parametrize("epoch", [1, 2, 3, 5])
+def test_a_killed_run_goes_on_to_the_same_bits(stack, epoch, whole, tmp_path, save_every_epoch):
+    with pytest.raises(Killed):
+        go(tmp_path, progress=kill_after(stack, epoch))
+    last = tmp_path / f"stack-{stack - 1}.safetensors"
+    assert last.exists() == (epoch > 1)  # what is done in the epoch of the kill is lost, no more
+    assert_same(go(tmp_path), whole)
+
+
+def test_a_run_killed_before_anything_was_saved_starts_anew(whole, tmp_path):
+    with pytest.raises(Killed):
+        go(tmp_path, progress=kill_after(1, 3))
+    assert not list(tmp_path.iterdir())
+    assert_same(go(tmp_path), whole)
+
+
+def test_a_run_killed_again_and_again_arrives(whole, tmp_path, save_every_epoch):
+    kills = 0
+    for stack, epoch in itertools.product((1, 2, 3), range(2, 7)):
+        try:
+            go(tmp_path, progress=kill_after(stack, epoch))
+        except Killed:
+            kills += 1
+    assert kills >= 10
+    assert_same(go(tmp_path), whole)
+
+
+def test_a_finished_run_is_not_trained_again(whole, tmp_path, monkeypatch):
+    assert_same(go(tmp_path), whole)
+    monkeypatch.setattr(Stack, "phi_step", None)
+    assert_same(go(tmp_path), whole)
+
+
+def test_a_fixed_model_goes_on_too(tmp_path, save_every_epoch):
+    members = [member(), member(IWAE, 0, Student())]
+    alone = go(None, members, learn_model=False)
+    with pytest.raises(Killed):
+        go(tmp_path, members, learn_model=False, progress=kill_after(2, 3))
+    assert_same(go(tmp_path, members, learn_model=False), alone)
+
+
+def test_seconds_count_all_sessions(tmp_path, save_every_epoch):
+    with pytest.raises(Killed):
+        go(tmp_path, [member()], progress=kill_after(1, 4))
+    saved = json.loads(read_notes(tmp_path / "stack-0.safetensors"))["course"]["seconds"]
+    (fit,) = go(tmp_path, [member()])
+    assert fit.seconds > saved > 0
+
+
+# ------------------------------------------------------------------------------------------------- foreign
+def read_notes(path: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return file.metadata()["notes"]
+
+
+FOREIGN = {
+    "seed": {"members": [member(seed=1)]},
+    "start of the model": {"members": [member(noise=2.0)]},
+    "start of the proposal": {"members": [replace(member(), proposal=member(seed=5).proposal)]},
+    "loss": {"members": [member(replace(IWAE, phi=loss("iwelbo", "pathwise")))]},
+    "annealing": {"members": [member(replace(IWAE, annealing=warm_up()))]},
+    "family": {"members": [member(IWAE, 0, Normal(full=True))]},
+    "settings": {"settings": replace(SETTINGS, lr_phi=0.1)},
+    "order of the data": {"x": X.flip(0)},
+    "held-out data": {"x": torch.cat([X[:80], 2 * X[80:]])},
+    "fixed model": {"learn_model": False},
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_the_checkpoint_of_another_run_is_refused(what, tmp_path):
+    go(tmp_path, [member()])
+    before = (tmp_path / "stack-0.safetensors").read_bytes()
+    message = r"stack-0.safetensors belongs to another run \(members, data or settings differ\); choose another folder"
+    with pytest.raises(SettingError, match=message):
+        go(tmp_path, **{"members": [member()], **FOREIGN[what]})
+    assert (tmp_path / "stack-0.safetensors").read_bytes() == before
+
+
+def test_compiling_makes_no_other_run(tmp_path, monkeypatch):
+    (fit,) = go(tmp_path, [member()])
+    monkeypatch.setattr(Stack, "compile", lambda self: None)
+    assert_same(go(tmp_path, [member()], replace(SETTINGS, compile=True)), [fit])
+
+
+# ------------------------------------------------------------------------------------------- whole or not at all
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def beheaded(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:4])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def other_tensors(path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, path)
+
+
+@pytest.mark.parametrize("damage", [truncated, beheaded, emptied, other_tensors])
+def test_a_damaged_file_is_refused(damage, tmp_path):
+    go(tmp_path, [member()])
+    damage(tmp_path / "stack-0.safetensors")
+    with pytest.raises(SettingError, match=r"stack-0.safetensors is no checkpoint of vaerdict .*; delete it"):
+        go(tmp_path, [member()])
+
+
+def test_notes_without_a_fingerprint_are_foreign(tmp_path):
+    save_file({"a": torch.zeros(2)}, tmp_path / "stack-0.safetensors", {"notes": "{}"})
+    with pytest.raises(SettingError, match="belongs to another run"):
+        go(tmp_path, [member()])
+
+
+def test_a_kill_while_writing_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    target, course = tmp_path / "a", {"course": {"epoch": 1}, "fingerprint": {"run": 1}}
+    save_checkpoint(target, {"t": torch.ones(3)}, course)
+
+    def dies_halfway(tensors, path, metadata) -> None:
+        Path(path).write_bytes(b"half a checkpoint")
+        raise Killed
+
+    def dies_before_the_swap(source, destination) -> None:
+        raise Killed
+
+    for where, how in (("safetensors.torch.save_file", dies_halfway), ("os.replace", dies_before_the_swap)):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, how)
+            with pytest.raises(Killed):
+                save_checkpoint(target, {"t": torch.zeros(3)}, course)
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["t"], torch.ones(3))
+    loaded = load_checkpoint(target, {"run": 1})
+    assert loaded is not None
+    assert loaded[1] == course
+    assert load_checkpoint(tmp_path / "none", {"run": 1}) is None
+
+
+def test_digests_see_bits_shapes_and_types():
+    t = torch.arange(6.0)
+    values = [[t], [t.reshape(2, 3)], [t.double()], [t[:3], t[3:]], [t.flip(0)], [t + 1e-6], [], [torch.tensor(1.0)]]
+    assert len({digest(v) for v in values}) == len(values)
+    assert digest([t.reshape(2, 3).mT]) == digest([t.reshape(2, 3).mT.contiguous()])

@@ -1,0 +1,79 @@
+"""The same code on a CUDA device: run by `make test-gpu` where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vaerdict import diagnostics
+from vaerdict.models import PPCA
+from vaerdict.noise import Sobol, seeded
+from vaerdict.procedure import expect, posterior
+from vaerdict.proposals import Normal, Prior, Student
+from vaerdict.refinement import refine
+from vaerdict.samplers import ais, smc
+from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def _problem() -> tuple[PPCA, torch.Tensor]:
+    g = seeded(0)
+    model = PPCA(torch.randn(10, 6, generator=g) / 6**0.5, 0.7)
+    x, _ = model.simulate(256, generator=g)
+    return model, x
+
+
+def test_psis_agrees_with_the_cpu():
+    log_w = torch.randn(5000, 100, generator=seeded(1), dtype=torch.float64)
+    smoothed, khat = diagnostics.psis(log_w)
+    there, khat_there = diagnostics.psis(log_w.cuda())
+    torch.testing.assert_close(khat_there.cpu(), khat, atol=1e-6, rtol=0)
+    torch.testing.assert_close(there.cpu(), smoothed, atol=1e-6, rtol=0)
+
+
+def test_training_reaches_the_same_evidence():
+    model, x = _problem()
+    settings = Settings(n_particles=10, epochs=40, patience=None, check_every=40)
+
+    def members() -> list[Member]:
+        families = (Normal(), Normal(), Normal(full=True), Student())
+        return [
+            Member(PPCA(model.weight, 1.0), f.make(x, 6, hidden=(32,), generator=seeded(s)), r, s)
+            for s, (r, f) in enumerate(zip((VAE, IWAE, WW, CHI), families, strict=True))
+        ]
+
+    here = train(members(), x[:200], x[200:], settings)
+    there = train(members(), x[:200], x[200:], settings, device="cuda")
+    for a, b in zip(here, there, strict=True):
+        # other random numbers, the same optimum
+        assert abs(a.history[-1][1] - b.history[-1][1]) < 0.15
+
+
+@pytest.mark.parametrize("source", [lambda: seeded(2, "cuda"), lambda: Sobol(seeded(2, "cuda"))])
+def test_posterior_expectations_agree_with_the_exact_ones(source):
+    model, x = _problem()
+    there = PPCA(model.weight.cuda(), 0.7).cuda()
+    q = Student(full=True).make(x, 6, hidden=(32,), generator=seeded(0)).cuda()
+    local = refine(there, x.cuda(), q).distribution
+    answer = posterior(there, x.cuda(), {"REFINED": local, "PRIOR": Prior(there.prior)}, 4000, generator=source())
+    estimate = answer.expect(lambda z: (z[..., 0] >= 0.5).double())
+    exact = there.tail_probability(x.cuda(), torch.tensor([0.5]))[:, 0]
+    assert estimate.value.is_cuda
+    assert ((estimate.value - exact).abs() <= 6 * estimate.mcse + 1e-3).all()
+
+
+def test_escalation_and_samplers_run_there():
+    model, x = _problem()
+    there, x = PPCA(model.weight.cuda(), 0.7).cuda(), x[:32].cuda()
+    answer = expect(there, x, lambda z: (z[..., 0] >= 0.5).double(), tolerance=0.05)
+    exact = there.tail_probability(x, torch.tensor([0.5]))[:, 0]
+    assert (answer.verdict == 0).all()
+    assert ((answer.value - exact).abs() < 0.2).all()
+    prior = Prior(there.prior)
+    for found in (
+        smc(there, x, prior, n_particles=512, generator=seeded(0, "cuda")),
+        ais(there, x, prior, n_chains=64, temperatures=100, generator=seeded(0, "cuda")),
+    ):
+        off = (found.log_evidence - there.log_evidence(x)).abs()
+        assert (off <= 6 * found.standard_error + 0.1).all()
