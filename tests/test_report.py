@@ -533,11 +533,33 @@ def test_bivariate_page_has_its_panels_and_claims(tmp_path):
     ]  # fmt: skip
 
 
-def test_any_other_rows_become_tables(tmp_path):
-    rows = [{"what": "sign", "k": 5, "seed": s, "slope": -0.3 - s, "path": [1, 2]} for s in range(2)]
-    run = run_in(tmp_path, {"experiment": "audit", "seeds": [0, 1], "rows": rows})
+def audit_results() -> dict[str, Any]:
+    fit = {"k": 30, "best_variance": 1.37, "chi_square": None, "best_chi_square": 1.02}
+    gains = {"as released": 0.005, "equal draws": -0.004}
+    return {
+        "experiment": "audit", "preset": "paper", "seeds": [0],
+        "derivatives": [{"k": 30, "loss": "released", "derivative": -0.344, "se": 0.001, "exact": 0.357}],
+        "fits": [{**fit, "loss": "released", "steps": n, "seed": s, "variance": n + s} for n in (9, 90) for s in SEEDS],
+        "collapse": [{"k_train": 200, "loss": "released", "seed": s, "behind": 0.3 + WOBBLE[s]} for s in range(3)],
+        "mixture": [
+            {"setting": setting, "against": "CHI", "seed": s, "n_mixture": 9, "n_rival": 9, "gain": gain + WOBBLE[s] / 10}
+            for setting, gain in gains.items() for s in SEEDS
+        ],
+        "comparison": [{"model": "VAE", "metric": "mae", "measured": 0.06, "spread": None, "released": 0.05, "within": False}],
+        "patterns": [{"pattern": NASTY, "found_in": 1, "data_sets": 3}],
+    }  # fmt: skip
+
+
+def test_audit_page_weighs_its_statements(tmp_path):
+    run = run_in(tmp_path, audit_results())
     render(run)
-    assert "| sign | 5 | −0.8000 ± 0.7071 |" in markdown(run).replace("\N{MINUS SIGN}", "−")  # noqa: RUF001
+    seen, _ = outline(run)
+    assert "Of 4 statements on the released code, 3 hold and 1 does not hold." in seen.text
+    assert "has derivative \N{MINUS SIGN}0.344 (se 0.001) where that of the bound is +0.357" in seen.text
+    assert "held-out log p lost, 200 particles: +0.300 (se 0.001, 3 data sets)" in seen.text
+    assert (run / "figures" / "variance-k30.svg").exists()
+    partial = text(run_in(tmp_path / "b", {**audit_results(), "fits": []}))
+    assert "2 hold, 1 does not hold and 1 was not run" in partial
 
 
 @pytest.mark.parametrize(

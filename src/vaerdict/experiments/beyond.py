@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vaerdict.core import Draws, Proposal
 from vaerdict.distributions import Elliptical
-from vaerdict.experiments.ppca import Preset, Problem, measure, model_row
+from vaerdict.experiments.ppca import Preset, Problem, as_ppca, measure, model_row
 from vaerdict.experiments.runner import Unit
 from vaerdict.models import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
 from vaerdict.procedure import ThreeStep
-from vaerdict.proposals import Mixture, Normal, SplineFlow, Student, defensive, optimal_shares
+from vaerdict.proposals import Amortised, Mixture, Normal, SplineFlow, Student, defensive, optimal_shares
 from vaerdict.refinement import refine
 from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
 
@@ -61,7 +61,7 @@ def beyond(preset: Preset, unit: Unit) -> dict[str, Any]:
         settings=CONVERGED,
     ).fit(x_train, x_valid)
     models = [model_row(problem, preset, fit.name, fit, CONVERGED.n_particles, "converged") for fit in steps.fits]
-    winner: PPCA = steps.model  # type: ignore[assignment]
+    winner = as_ppca(steps.model)
     named: dict[str, Proposal] = dict(steps.proposals)
     if preset.flow:
         named["IWAE-flow"] = _flow(problem, winner, x_train, x_valid, seed)
@@ -99,7 +99,7 @@ def floors(preset: Preset, unit: Unit) -> dict[str, Any]:
 def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: int) -> list[dict[str, Any]]:
     """One proposal by plain and smoothed weights, with i.i.d., Sobol and (if it can be turned) aligned Sobol draws."""
     kinds: list[tuple[str, Proposal, Any]] = [("iid", q, seeded), ("sobol", q, sobol)]
-    if isinstance(q, nn.Module) and hasattr(q, "full"):
+    if isinstance(q, Amortised):
         kinds.append(("aligned", Aligned(q), sobol))
     return [
         {
@@ -157,7 +157,7 @@ def _flow(problem: Problem, model: PPCA, x_train: Tensor, x_valid: Tensor, seed:
     flow = SplineFlow().make(x_train, model.d, hidden=(64, 64), generator=seeded(seed))
     settings = Settings(n_particles=10, epochs=60, lr_phi=2e-3, patience=4)
     (fit,) = train([Member(model, flow, IWAE, seed)], x_train, x_valid, settings, learn_model=False)
-    return fit.proposal  # type: ignore[return-value]
+    return fit.proposal
 
 
 def _curve(
@@ -167,7 +167,9 @@ def _curve(
     lines: list[tuple[str, str, Proposal, Any]] = [
         (name, "iid", named[name], seeded) for name in ("IWAE", "WW", "CHI", "MIS", "IWAE-full")
     ]
-    lines.append(("IWAE-full", "aligned", Aligned(named["IWAE-full"]), sobol))  # type: ignore[arg-type]
+    full = named["IWAE-full"]
+    assert isinstance(full, Amortised)
+    lines.append(("IWAE-full", "aligned", Aligned(full), sobol))
     return [
         {"proposal": name, "noise": noise, "n_draws": n, **_errors(problem, preset, model, q, n, source, seed)}
         for name, noise, q, source in lines
@@ -187,11 +189,11 @@ def _maximum_likelihood(problem: Problem) -> PPCA:
     model = PPCA(problem.data.weight.double(), 1.0)
     optimiser = torch.optim.LBFGS(model.parameters(), max_iter=300, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
+    def closure() -> float:
         optimiser.zero_grad()
         loss = -model.log_evidence(problem.data.x_train.double()).mean()
         loss.backward()
-        return loss
+        return loss.item()
 
-    optimiser.step(closure)  # type: ignore[arg-type]
+    optimiser.step(closure)
     return PPCA(problem.data.weight, model.noise_sd.detach().float())

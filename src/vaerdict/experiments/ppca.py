@@ -114,12 +114,12 @@ def cross_rows(
     members = [replace(m, model=fit.model) for m in wanted]
     x = problem.data.x_train
     fitted = train(members, x, x[:64], settings, learn_model=False)
+    model = as_ppca(fit.model)
     named: dict[str, Proposal] = dict(
         zip([*(r.name for r in PROPOSALS), "CHI-t"], (f.proposal for f in fitted), strict=True)
-    )  # type: ignore[arg-type]
-    named["MIS"] = Mixture({n: Prior(fit.model.prior) if n == "PRIOR" else named[n] for n in MIXTURE})  # type: ignore[arg-type]
+    )
+    named["MIS"] = Mixture({n: Prior(model.prior) if n == "PRIOR" else named[n] for n in MIXTURE})
     base = {"model": label, "seed": fit.seed, "k_train": k, "training": "paper"}
-    model: PPCA = fit.model  # type: ignore[assignment]
     return [
         {**base, "proposal": name, **measure(problem, preset, model, q, seed=fit.seed)} for name, q in named.items()
     ]
@@ -131,17 +131,22 @@ def member(problem: Problem, name: str, seed: int, family: Normal | Student = No
     return Member(PPCA(problem.data.weight, 1.0), encoder, RECIPES[name], seed)
 
 
+def as_ppca(module: object) -> PPCA:
+    """A trained module as the pPCA that it is in this experiment."""
+    assert isinstance(module, PPCA)
+    return module
+
+
 def model_row(
     problem: Problem, preset: Preset, label: str, fit: Fit, k: int, training: str = "paper"
 ) -> dict[str, Any]:
     """Goodness of a fitted model and of the encoder trained with it."""
-    model: PPCA = fit.model  # type: ignore[assignment]
-    q: Proposal = fit.proposal  # type: ignore[assignment]
+    model, q = as_ppca(fit.model), fit.proposal
     x = problem.data.x_test
     with torch.no_grad():
         score = iwelbo_of(model, q, x, preset.score_draws, seed=fit.seed)
         log_evidence = model.log_evidence(x).mean().item()
-        norm = a_norm(model.posterior(x).covariance().double(), fit.proposal(x).covariance().double()).mean().item()
+        norm = a_norm(model.posterior(x).covariance().double(), q(x).covariance().double()).mean().item()
     return {
         "model": label,
         "seed": fit.seed,

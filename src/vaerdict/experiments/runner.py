@@ -7,12 +7,13 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from importlib import metadata
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ def run_units(
 
 
 def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total: int, progress: Progress) -> None:
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_enter_worker) as pool:
         pending = {pool.submit(_do, work, unit, path) for unit, path in todo}
         try:
             while pending:
@@ -81,6 +80,19 @@ def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total
         except BaseException:
             pool.shutdown(cancel_futures=True)  # or leaving the pool would first do all that is left
             raise
+
+
+def _enter_worker() -> None:
+    """One thread a worker; and a worker whose parent was killed goes too, instead of working on for nobody."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _do(work: Work, unit: Unit, path: Path) -> None:

@@ -58,7 +58,7 @@ class Evidence:
         if self.difference is None:
             return f"{self.what}: not in this run"
         se, n = self.difference.se, self.difference.n
-        error = "one seed" if se is None else f"se {number(se, self.digits)}, {n} {self.over}"
+        error = f"one {self.over.removesuffix('s')}" if se is None else f"se {number(se, self.digits)}, {n} {self.over}"
         error = error if self.over else "exact"
         aside = "" if self.published is None else f"; published {number(self.published, self.digits, signed=True)}"
         return f"{self.what}: {number(self.difference.mean, self.digits, signed=True)} ({error}{aside})"

@@ -97,8 +97,10 @@ def _luminance(red: float, green: float, blue: float) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def error_curves(lines: Sequence[Line]) -> Figure:
-    """Errors against number of draws, both logarithmic, each line named by colour, marker and legend."""
+def log_curves(
+    lines: Sequence[Line], *, x: str = "draws for each observation", y: str = "mean absolute error of the sampler"
+) -> Figure:
+    """Curves against counts, both logarithmic, each named by colour, marker and legend; floors dashed and grey."""
     figure, axes = blank(height=4.6)
     looks = iter(range(len(lines)))
     for line in lines:
@@ -114,9 +116,7 @@ def error_curves(lines: Sequence[Line]) -> Figure:
         axes.errorbar(
             line.x, means, spread, color=colour, marker=marker, markersize=4.5, capsize=2, label=label(line.name, 60)
         )
-    axes.set(
-        xscale="log", yscale="log", xlabel="draws for each observation", ylabel="mean absolute error of the sampler"
-    )
+    axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
     _plain_ticks(axes, sorted({x for line in lines if not line.floor for x in line.x}))
     axes.grid(which="major", color=GREY, alpha=0.25)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)

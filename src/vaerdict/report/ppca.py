@@ -126,7 +126,7 @@ def _curves(curve: Sequence[Row], floors: Sequence[Row]) -> list[Block]:
             "draws",
             caption,
             f"Errors fall with draws. At the most draws: {'; '.join(ends)}.",
-            lambda: figures.error_curves(lines),
+            lambda: figures.log_curves(lines),
         )
     ]
 

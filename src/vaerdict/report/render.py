@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vaerdict.core import DataError, VaerdictError
-from vaerdict.report import bivariate, demo, document, generic, ppca, svg
+from vaerdict.report import audit, bivariate, demo, document, ppca, svg
 from vaerdict.report.document import Document, slug
 from vaerdict.report.page import page, write_whole
 
@@ -19,7 +19,7 @@ Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
 MAKERS: dict[str, Maker] = {
     "ppca": ppca.document,
     "bivariate": bivariate.document,
-    "audit": generic.document,
+    "audit": audit.document,
     "demo": demo.document,
 }
 """What writes the report of each experiment."""
