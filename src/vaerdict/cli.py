@@ -54,7 +54,7 @@ def demo(out: Out = Path("vaerdict-demo"), seed: Seed = 0, device: Device = "aut
     """Run the whole procedure on built-in data whose truth is known, in under two minutes."""
     from vaerdict.experiments import demo as experiment
     from vaerdict.experiments.runner import manifest, write_json
-    from vaerdict.report import render
+    from vaerdict.report import render, text
 
     with progress_bar() as progress:
         results = experiment.run(seed=seed, device=_device(device), progress=progress)
@@ -63,17 +63,7 @@ def demo(out: Out = Path("vaerdict-demo"), seed: Seed = 0, device: Device = "aut
     page = render(out)
     if as_json:
         return _print_json(results)
-    _rows("Step 1: models by held-out evidence (nats, higher is better)", results["selection"])
-    _rows("Step 2: proposals for the model kept, each with the same number of draws", results["proposals"])
-    decision = results["decision"]
-    screen.print(
-        f"\nStep 3: mean error of the decision's probability [bold]{decision['error']:.4f}[/] against the exact answer "
-        f"(its own standard error says {decision['mcse']:.4f}).\n"
-        f"Verdict: ok for {decision['share_ok']:.0%}, caution for {decision['share_caution']:.0%}, "
-        f"refuse for {decision['share_refuse']:.0%} of {decision['n_observations']} observations.\n"
-        f"{decision['n_different']} decisions differ from those of the exact posterior; "
-        f"{decision['n_different_flagged']} of these were flagged as too close to call.\n\nPage: {page}"
-    )
+    _print_text(text(out), page)
 
 
 @app.command(epilog="Example:  vaerdict reproduce ppca --preset quick --out runs/ppca")
@@ -97,11 +87,7 @@ def reproduce(
         with progress_bar() as progress:
             results = reproduce(each, preset, folder, seeds=seeds, resume=resume, workers=workers, progress=progress)
         page = render(folder)
-        if as_json:
-            _print_json(results)
-        else:
-            screen.print(text(folder))
-            screen.print(f"Page: {page}")
+        _print_json(results) if as_json else _print_text(text(folder), page)
 
 
 @app.command(epilog="Example:  vaerdict diagnose log_weights.npy --json")
@@ -226,6 +212,11 @@ def _cell(value: Any) -> str:
     if value is None or value != value:
         return "not assessed"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_text(body: str, page: Path) -> None:
+    screen.print(body, markup=False, highlight=False, soft_wrap=True)
+    screen.print(f"Page: {page}", highlight=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

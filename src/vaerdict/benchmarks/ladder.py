@@ -151,7 +151,7 @@ def _refined(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
 
 
 def _improved(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
-    local = refine(case.model, case.x, case.proposals["IWAE"], df=None, inflate=1.0)
+    local = refine(case.model, case.x, case.proposals["IWAE"], inflate=1.0)
     better = refine_elbo(case.model, case.x, local.distribution, generator=generator)
     q = Mixture({"REFINED": better.distribution, "PRIOR": Prior(case.model.prior)}, {"REFINED": 0.95, "PRIOR": 0.05})
     return _weigh(case, q, generator), N_DRAWS + local.n_gradients.double().mean().item() + better.n_gradients

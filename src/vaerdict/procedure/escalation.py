@@ -280,7 +280,7 @@ class _Ladder:
     def _improved(self, active: Tensor) -> Particles:
         """The local proposal after gradient steps on its own bound; the scouts' modes stay in."""
         x = self.x[active]
-        local = refine(self.model, x, self._start(active), df=None, inflate=1.0, generator=self.generator)
+        local = refine(self.model, x, self._start(active), inflate=1.0, generator=self.generator)
         better = refine_elbo(self.model, x, local.distribution, generator=self.generator)
         return self._around(active, IMPROVED, better.distribution, local.n_gradients.cpu() + better.n_gradients)
 

@@ -75,7 +75,7 @@ class Claim:
     @property
     def word(self) -> Word:
         """Holds if all evidence does; does not hold if any fails."""
-        words = {evidence.word for evidence in self.evidence}
+        words = {evidence.word for evidence in self.evidence} or {Word.ABSENT}
         if Word.FAILS in words:
             return Word.FAILS
         return words.pop() if len(words) == 1 else Word.OPEN

@@ -78,7 +78,7 @@ def text(document: Document) -> str:
     """The summary, the claims and the tables that are not details, for a terminal."""
     blocks = [block for section in document.sections for block in section.blocks]
     parts = [_plain_block(block) for block in blocks]
-    return "\n\n".join([document.title, *document.summary, *filter(None, parts)])
+    return tables.printable("\n\n".join([document.title, *document.summary, *filter(None, parts)]))
 
 
 def _plain_block(block: Block) -> str:

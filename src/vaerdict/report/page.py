@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 from vaerdict.report.assets import SCRIPT, STYLE
 from vaerdict.report.claims import Claim
 from vaerdict.report.document import Block, Document, Picture, Section, slug
-from vaerdict.report.tables import Column, Table, Value, is_best
+from vaerdict.report.tables import Column, Table, Value, is_best, printable
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _SYMBOLS = {"holds": "✓", "does not hold": "✗", "not resolved": "?", "not run": "\N{EN DASH}"}
 
 
@@ -50,7 +48,7 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 
 def text(value: Any) -> str:
     """Any value as text that HTML prints as it is; control characters become the replacement character."""
-    return html.escape(_CONTROL.sub("\ufffd", str(value)), quote=True)
+    return html.escape(printable(str(value)), quote=True)
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:

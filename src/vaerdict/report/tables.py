@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from vaerdict.report.summary import Summary, number
 
 ABSENT = "\N{EN DASH}"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Value(NamedTuple):
@@ -132,9 +134,14 @@ def markdown(table: Table) -> str:
     return "\n".join([f"**{markdown_text(table.caption)}**", "", *lines, *note])
 
 
+def printable(text: str) -> str:
+    """The text with control characters replaced, so that neither a terminal nor a browser obeys them."""
+    return _CONTROL.sub("\ufffd", text)
+
+
 def markdown_text(text: str) -> str:
     """Text that Markdown will print as it is."""
-    text = escape(" ".join(text.split()), quote=False)
+    text = escape(" ".join(printable(text).split()), quote=False)
     for mark_ in ("\\", "`", "*", "_", "[", "]"):
         text = text.replace(mark_, "\\" + mark_)
     return text
