@@ -139,8 +139,8 @@ class Posterior:
         return Decision(action, expected, gap, error, torch.maximum(self.verdict, unsure.to(self.verdict)))
 
     def resample(self, n: int, *, generator: torch.Generator) -> Latent:
-        """Draw n particles for each observation in proportion to the smoothed weights (systematic resampling)."""
-        weight = torch.softmax(self._psis[0].double(), 0).cumsum(0)
+        """Draw n particles for each observation in proportion to the weights (systematic resampling)."""
+        weight = torch.softmax((self._psis[0] if self.smooth else self.log_w).double(), 0).cumsum(0)
         batch = self.log_w.shape[1:]
         start = torch.rand(1, *batch, generator=generator, dtype=torch.float64).to(weight)
         steps = torch.arange(check_count(n, name="n"), device=weight.device).reshape(-1, *(1,) * len(batch))
