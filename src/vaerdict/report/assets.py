@@ -29,7 +29,7 @@ figcaption { font-size: .95rem; max-width: 46rem; margin-bottom: .5rem; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; max-width: 100%; width: fit-content; }
 .scroll:focus-visible, button:focus-visible, summary:focus-visible {
   outline: 3px solid var(--accent); outline-offset: 1px; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: separate; border-spacing: 0; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; border-top: 1px solid var(--line); text-align: right; white-space: nowrap; }
 thead th { border-top: 0; background: var(--tint); vertical-align: bottom; font-weight: 600; white-space: normal;
   min-width: 4.5rem; }
