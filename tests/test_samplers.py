@@ -736,7 +736,7 @@ def test_memory_is_measured(monkeypatch, generator):
     assert 0 < free_bytes("cpu") < 2**50
     model = linear_gaussian()
     path = Path(model, Prior(model.prior), torch.zeros(5, 3, dtype=DOUBLE))
-    small, states = memory.bytes_per_particle(path, 1, generator=generator), 16 * 2 * 8
+    small, states = memory.bytes_per_particle(path, 1, generator=generator), 24 * 2 * 8
     assert states < small < 4096
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10 * small)
     assert memory.default_budget(torch.device("cpu")) == 5 * small

@@ -109,7 +109,7 @@ class Proposal(Protocol):
         """Draw k particles for each observation; ``generator`` is a source of noise (see `vaerdict.noise`)."""
         ...
 
-    def log_prob(self, z: Latent, x: Tensor) -> Tensor:
+    def log_prob(self, z: Latent, x: Tensor, /) -> Tensor:
         """Log q(z | x). Shapes: ``(K, *batch, d), (*batch, p) -> (K, *batch)``."""
         ...
 
@@ -142,6 +142,8 @@ def check_log_weights(log_w: Tensor) -> Tensor:
         raise ShapeError(f"log-weights of shape {tuple(log_w.shape)} hold no particle; draw at least one (k >= 1).")
     if not log_w.is_floating_point():
         raise WeightError(f"log-weights are {log_w.dtype}; they must be floating point, float32 or wider.")
+    if bool(log_w.amax(0).isfinite().all()):  # a maximum keeps NaN and +inf, so the common case takes one pass
+        return log_w
     n_nan, n_inf = int(torch.isnan(log_w).sum()), int(torch.isposinf(log_w).sum())
     if n_nan or n_inf:
         raise WeightError(

@@ -51,7 +51,7 @@ def psis(log_w: Tensor) -> tuple[Tensor, Tensor]:
 
     Shapes: ``(K, *batch) -> (K, *batch), (*batch)``.
     """
-    _check(log_w)
+    check_log_weights(log_w)
     columns = _columns(log_w)
     smoothed = columns.clone(memory_format=torch.contiguous_format)
     shape = torch.full_like(columns[0], math.nan, dtype=torch.float64)
@@ -76,7 +76,7 @@ def khat(log_w: Tensor) -> Tensor:
 
     Shapes: ``(K, *batch) -> (*batch)``.
     """
-    _check(log_w)
+    check_log_weights(log_w)
     return _khat_of_columns(_columns(log_w)).reshape(log_w.shape[1:])
 
 
@@ -88,7 +88,7 @@ def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch) -> (*batch, *out)``.
     """
-    _check(log_w)
+    check_log_weights(log_w)
     _check_fits(f, log_w)
     n_out = math.prod(f.shape[log_w.dim() :])
     weights, values = _columns(log_w), _columns(f)
@@ -112,7 +112,7 @@ def ess(log_w: Tensor) -> Tensor:
 
     Shapes: ``(K, *batch) -> (*batch)``.
     """
-    _check(log_w)
+    check_log_weights(log_w)
     relative = (log_w - log_w.amax(0)).exp()
     return relative.sum(0).double().square() / relative.square().sum(0).double()
 
@@ -127,7 +127,7 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch), strata (K) -> (*batch, *out)``.
     """
-    _check(log_w)
+    check_log_weights(log_w)
     _check_fits(f, log_w)
     f = f.to(torch.promote_types(f.dtype, log_w.dtype))
     weight = expand_trailing(log_normalise(log_w.double()).exp().to(f.dtype), f)
@@ -322,13 +322,6 @@ def _within(error: Tensor, strata: Tensor) -> Tensor:
     n = expand_trailing(counts.to(error.dtype), error)
     mean = torch.zeros_like(error[: len(labels)]).index_add_(0, member, error) / n
     return (error - mean[member]) * (n / (n - 1)).sqrt()[member]
-
-
-def _check(log_w: Tensor) -> None:
-    """Raise as `check_log_weights` does, after one pass where nothing is wrong: a maximum keeps NaN and +inf."""
-    if log_w.dim() and log_w.numel() and log_w.is_floating_point() and log_w.amax(0).isfinite().all():
-        return
-    check_log_weights(log_w)
 
 
 def _check_fits(f: Tensor, log_w: Tensor) -> None:

@@ -68,8 +68,8 @@ class M1M2(nn.Module):
         self.between = MLP(n_classes + d_u, 2 * d_z, (32,), generator=generator, activation=torch.tanh)
         with torch.no_grad():  # a prior of any use: classes apart, pixels that answer to z
             for network, gain in ((self.decoder, 4.0), (self.between, 3.0)):
-                for layer in network.layers:
-                    layer.weight *= gain
+                for name, parameter in network.named_parameters():
+                    parameter.mul_(gain if name.endswith("weight") else 1.0)
 
     @property
     def prior(self) -> StandardNormal:

@@ -1,7 +1,7 @@
 """What the evidence of one observation costs: gradients and seconds for a standard error of 0.05 nats.
 
 Annealed importance sampling with the paper's settings (500 temperatures, ten leapfrog steps) against adaptive
-sequential Monte Carlo, each from the prior and from a trained encoder. Costs are scaled to the target by the *empirical*
+sequential Monte Carlo, each from the prior and from a trained encoder. Costs are scaled to the target by the empirical
 spread of repetitions, not by the error a method claims for itself; both are in the row.
 """
 

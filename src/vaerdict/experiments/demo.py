@@ -72,6 +72,7 @@ def _proposal_row(model: PPCA, x: Tensor, exact: Tensor, name: str, q: Proposal,
         "khat_share_ok": (answer.khat <= khat_threshold(n)).double().mean().item(),
         "ess": answer.ess.mean().item(),
         "mae": (estimate.value - exact).abs().mean().item(),
+        "mae_plugin": (exceeds(answer.z).mean(0) - exact).abs().mean().item(),
         "mcse": estimate.mcse.mean().item(),
     }
 

@@ -103,6 +103,7 @@ def _proposals(rows: Sequence[Row]) -> list[Block]:
         Column("khat_share_ok", "observations with k-hat in order, %", 0, 100),
         Column("ess", "ESS", 0),
         Column("mae", "MAE", 4),
+        Column("mae_plugin", "MAE without weights", 4),
         Column("mcse", "reported standard error", 4),
     ]
     return [Table("proposals", "Each proposal on its own, with equal draws.", columns, mark_column(body, "mae"))]

@@ -15,8 +15,8 @@ from vaerdict.samplers.path import Path
 
 _SHARE = 0.5
 _ENOUGH = {"cpu": 2**28, "cuda": 2**33}
-_TEMPORARIES = 3
-_STATES = 16
+_TEMPORARIES = 4
+_STATES = 24
 _UNKNOWN = 2**30
 
 

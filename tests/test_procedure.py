@@ -1,0 +1,509 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent
+from torch.distributions import Normal as TorchNormal
+
+from checks import assert_mean, assert_within, chi_square_rate
+from vaerdict.core import DataError, Draws, SettingError, ShapeError, WeightError
+from vaerdict.decisions import bayes_action
+from vaerdict.diagnostics import Verdict
+from vaerdict.distributions import Elliptical, StandardNormal
+from vaerdict.models.ppca import PPCA
+from vaerdict.noise import Randomness, Sobol, seeded
+from vaerdict.procedure import Posterior, ThreeStep, expect, posterior
+from vaerdict.procedure.threestep import select
+from vaerdict.proposals import Normal, Student, Trainable
+from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Settings
+
+MODEL = PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 0.8).requires_grad_(False)
+X = MODEL.simulate(30, generator=seeded(1))[0]
+EXACT = MODEL.posterior(X)
+SD = EXACT.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+
+
+class Near(Trainable):
+    """An encoder that knows the exact posterior, widened, and shifted by some of its standard deviations."""
+
+    def __init__(self, model: PPCA, inflate: float = 1.3, shift: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.inflate, self.shift = model, inflate, shift
+
+    def forward(self, x: Tensor) -> Elliptical:
+        q = self.model.posterior(x, inflate=self.inflate)
+        return replace(q, loc=q.loc + self.shift * q.root.apply(torch.ones_like(q.loc)))
+
+
+def tail(z: Tensor) -> Tensor:
+    return (z[..., 0] >= 0.3).double()
+
+
+EXACT_TAIL = MODEL.tail_probability(X, torch.tensor([0.3]))[:, 0]
+
+
+# -------------------------------------------------------------------------------------------- expectations
+PROPOSALS = {
+    "one": Near(MODEL),
+    "several": {"wide": Near(MODEL, 2.0), "off": Near(MODEL, 1.5, 0.5), "PRIOR": StandardNormal(2)},
+}
+
+
+@pytest.fixture(params=[(name, smooth) for name in PROPOSALS for smooth in (True, False)], ids=str)
+def answer(request) -> Posterior:
+    name, smooth = request.param
+    return posterior(MODEL, X, PROPOSALS[name], 3000, generator=seeded(2), smooth=smooth)
+
+
+def test_expectations_are_those_of_the_exact_posterior(answer):
+    mean, probability = answer.expect(lambda z: z), answer.expect(tail)
+    assert (mean.value.shape, mean.ess.shape, probability.value.shape) == ((30, 2), (30,), (30,))
+    assert_within(mean.value, EXACT.loc, mean.mcse, rate=1e-6)
+    assert_within(probability.value, EXACT_TAIL, probability.mcse, rate=1e-6)
+    for score in ((mean.value - EXACT.loc) / mean.mcse, (probability.value - EXACT_TAIL) / probability.mcse):
+        assert chi_square_rate(score) > 1e-6  # no error too large in all,
+        assert chi_square_rate(score) < 1 - 1e-4  # nor too small
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_within(mean.value + 0.15 * SD, EXACT.loc, mean.mcse, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_within(probability.value + 0.1, EXACT_TAIL, probability.mcse, rate=1e-6)
+
+
+def test_the_evidence_is_estimated(answer):
+    ratio = (answer.log_w - MODEL.log_evidence(X)).exp()
+    assert_mean(ratio.mean(1), 1.0, rate=1e-6)
+    torch.testing.assert_close(answer.log_evidence, ratio.mean(0).log() + MODEL.log_evidence(X))
+    assert (answer.log_evidence - MODEL.log_evidence(X)).abs().max() < 0.2
+
+
+def test_particles_know_where_they_came_from():
+    several = posterior(MODEL, X, PROPOSALS["several"], 300, shares={"wide": 2, "off": 3, "PRIOR": 1})
+    assert several.names == ("wide", "off", "PRIOR")
+    assert Counter(several.source.tolist()) == {0: 100, 1: 150, 2: 50}
+    one = posterior(MODEL, X, Near(MODEL), 300)
+    assert (one.names, one.source.unique().tolist()) == (("q",), [0])
+    assert one.z.shape == (300, 30, 2)
+    assert one.log_w.shape == (300, 30)
+
+
+def test_draws_repeat_and_follow_their_generator():
+    first, again = (posterior(MODEL, X, Near(MODEL), 50) for _ in range(2))
+    assert torch.equal(first.z, again.z)
+    assert not torch.equal(first.z, posterior(MODEL, X, Near(MODEL), 50, generator=seeded(1)).z)
+    quasi = posterior(MODEL, X, Near(MODEL, 1.1), 1024, generator=Sobol(seeded(0))).expect(lambda z: z)
+    plain = posterior(MODEL, X, Near(MODEL, 1.1), 1024, generator=seeded(0)).expect(lambda z: z)
+    assert (quasi.value - EXACT.loc).square().mean() < 0.1 * (plain.value - EXACT.loc).square().mean()
+
+
+def test_verdicts_follow_the_weights():
+    good = posterior(MODEL, X, Near(MODEL), 1000)
+    assert (good.verdict == Verdict.OK).all()
+    assert torch.equal(good.khat, good.expect(tail).khat)
+    assert torch.equal(good.ess, good.expect(tail).ess)
+    narrow = posterior(MODEL, X, Near(MODEL, 0.15), 1000)
+    assert (narrow.khat > 0.7).double().mean() > 0.8
+    assert (narrow.verdict == Verdict.REFUSE).double().mean() > 0.8
+    few = posterior(MODEL, X, Near(MODEL), 20)  # too few for a k-hat, with weights too uneven to be called equal
+    assert few.khat.isnan().all()
+    assert (few.verdict == Verdict.CAUTION).all()
+
+
+def test_several_latents_in_a_named_tuple():
+    class Pair(NamedTuple):
+        a: Tensor
+        b: Tensor
+
+    class Both:
+        prior = StandardNormal(2)
+
+        def log_joint(self, x: Tensor, z: Pair) -> Tensor:
+            return MODEL.log_joint(x, torch.cat([z.a, z.b], -1))
+
+        def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+            z, log_q = Near(MODEL).draw(x, k, generator=generator)
+            return Draws(Pair(z[..., :1], z[..., 1:]), log_q)
+
+        def log_prob(self, z: Pair, x: Tensor) -> Tensor:
+            return Near(MODEL).log_prob(torch.cat([z.a, z.b], -1), x)
+
+    pair = posterior(Both(), X, Both(), 500)
+    torch.testing.assert_close(
+        pair.expect(lambda z: z.b[..., 0]).value,
+        posterior(MODEL, X, Near(MODEL), 500).expect(lambda z: z[..., 1]).value,
+    )
+    assert pair.resample(7, generator=seeded(0)).b.shape == (7, 30, 1)
+    assert set(pair.to_arviz().posterior.data_vars) == {"a", "b"}
+
+
+# ------------------------------------------------------------------------------------------------- decisions
+ACTIONS = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.double)
+
+
+def squared(z: Tensor) -> Tensor:
+    return (z[..., :1] - ACTIONS).square()
+
+
+def test_the_action_of_least_expected_loss():
+    """Exactly: E (z_1 - a)^2 = var + (mean - a)^2, so the nearest action wins."""
+    decision = posterior(MODEL, X, Near(MODEL), 4000, generator=seeded(3)).decide(squared)
+    exact = SD[:, :1] ** 2 + (EXACT.loc[:, :1] - ACTIONS) ** 2
+    assert_within(decision.expected_loss.value, exact, decision.expected_loss.mcse, rate=1e-6)
+    best, second = exact.sort(-1).values[:, 0], exact.sort(-1).values[:, 1]
+    assert_within(decision.margin, second - best, decision.margin_mcse, rate=1e-6)
+    clear = second - best > 0.15
+    assert clear.sum() > 20
+    assert torch.equal(decision.action[clear], exact.argmin(-1)[clear])
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_within(decision.margin + 0.15, second - best, decision.margin_mcse, rate=1e-6)
+
+
+def test_a_margin_is_known_better_than_the_losses_it_lies_between():
+    decision = posterior(MODEL, X, Near(MODEL), 1000).decide(squared)
+    worst = decision.expected_loss.mcse.max(-1).values
+    assert (decision.margin_mcse < 1.5 * worst).all()
+    constant = posterior(MODEL, X, Near(MODEL), 1000).decide(lambda z: z[..., :1].square() + torch.tensor([0.0, 0.5]))
+    torch.testing.assert_close(constant.margin, torch.full((30,), 0.5).double())
+    assert constant.margin_mcse.max() < 1e-12  # though each expected loss is uncertain
+    assert constant.expected_loss.mcse.min() > 1e-3
+    assert (constant.action == 0).all()
+
+
+def test_a_loss_matrix_with_the_probability_of_each_state():
+    loss = torch.tensor([[0.0, 5.0], [1.0, 0.0], [0.4, 0.4]])
+
+    def state(z: Tensor) -> Tensor:
+        return torch.stack([1 - tail(z), tail(z)], -1)
+
+    decision = posterior(MODEL, X, Near(MODEL), 4000, generator=seeded(4)).decide(loss, state)
+    probability = torch.stack([1 - EXACT_TAIL, EXACT_TAIL], -1)
+    exact = probability @ loss.double().mT
+    assert_within(decision.expected_loss.value[:, :2], exact[:, :2], decision.expected_loss.mcse[:, :2], rate=1e-6)
+    clear = exact.sort(-1).values.diff(dim=-1)[:, 0] > 0.1
+    assert torch.equal(decision.action[clear], bayes_action(probability, loss.double())[clear])
+    assert set(decision.action.tolist()) == {0, 1, 2}
+
+
+def test_the_verdict_counts_weights_and_margin():
+    def loss(z: Tensor) -> Tensor:
+        return torch.stack([tail(z), 0 * tail(z) + EXACT_TAIL + torch.where(close, 0.0, 0.2)], -1)
+
+    close = torch.arange(30) % 2 == 0  # actions whose losses are the same, exactly
+    good = posterior(MODEL, X, Near(MODEL), 2000, generator=seeded(5))
+    decision = good.decide(loss)
+    assert (good.verdict == Verdict.OK).all()
+    assert (decision.verdict[~close] == Verdict.OK).all()
+    assert (decision.verdict[close] == Verdict.CAUTION).double().mean() > 0.7  # 0.95 in the long run
+    bad = posterior(MODEL, X, Near(MODEL, 0.15), 2000, generator=seeded(5))
+    assert torch.equal(bad.decide(loss).verdict[~close] == Verdict.REFUSE, bad.verdict[~close] == Verdict.REFUSE)
+    assert (bad.decide(loss).verdict >= bad.verdict).all()
+
+
+# -------------------------------------------------------------------------------------------- resampling, arviz
+@pytest.mark.parametrize("smooth", [True, False])
+def test_resampling_is_systematic_and_unbiased(smooth):
+    """Every particle comes floor or ceiling of n times its weight times, and on average exactly that often."""
+    log_w = torch.randn(12, 3, generator=seeded(0)).double()
+    index = torch.arange(12.0).reshape(12, 1, 1).expand(12, 3, 1)
+    answer = Posterior(index, log_w, torch.zeros(12, dtype=torch.long), smooth=smooth)
+    weight = torch.softmax(log_w, 0)
+    g, n = seeded(1), 20
+    counts = []
+    for _ in range(400):
+        drawn = answer.resample(n, generator=g)
+        assert drawn.shape == (n, 3, 1)
+        counts.append(torch.nn.functional.one_hot(drawn[..., 0].long(), 12).sum(0).T)
+    counts = torch.stack(counts).double()  # (400, 12, 3)
+    assert (counts - n * weight).abs().max() < 1
+    for particle in range(12):
+        for observation in range(3):
+            expected = n * weight[particle, observation].item()
+            if abs(expected - round(expected)) > 0.05:  # else it hardly varies
+                assert_mean(counts[:, particle, observation], expected, rate=1e-7)
+    share = counts[:, 0].mean(0) - n * weight[0] - 0.2
+    assert share.abs().max() > 0.1  # a bias of a fifth of a particle would show
+    correlation = torch.corrcoef(torch.stack([counts[:, 5, 0], counts[:, 5, 1]]))[0, 1]
+    assert abs(correlation) < 0.25  # observations are resampled apart
+
+
+def test_resampled_latents_have_the_posterior_mean():
+    answer = posterior(MODEL, X, Near(MODEL, 2.0), 4000)
+    drawn = answer.resample(4000, generator=seeded(6))
+    torch.testing.assert_close(drawn.mean(0), answer.expect(lambda z: z).value, atol=0.01, rtol=0)
+    with pytest.raises(SettingError, match="n=0 must be a whole number"):
+        answer.resample(0, generator=seeded(6))
+
+
+def test_to_arviz():
+    answer = posterior(MODEL, X, Near(MODEL, 2.0), 600)
+    data = answer.to_arviz()
+    assert data.posterior["z"].shape == (1, 600, 30, 2)
+    assert data.posterior["z"].dims == ("chain", "draw", "batch_0", "z_dim")
+    diagnostics = data.importance_diagnostics
+    assert diagnostics["log_weight"].shape == (600, 30)
+    assert (diagnostics["khat"].to_numpy() == answer.khat.numpy()).all()
+    assert (diagnostics["ess"].to_numpy() == answer.ess.numpy()).all()
+    mean = torch.as_tensor(data.posterior["z"].mean(("chain", "draw")).to_numpy())
+    torch.testing.assert_close(mean, answer.expect(lambda z: z).value, atol=0.05, rtol=0)  # no weights needed any more
+    assert answer.to_arviz(40, generator=seeded(0)).posterior["z"].shape == (1, 40, 30, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+def test_bad_input_gets_the_named_error():
+    answer = posterior(MODEL, X, Near(MODEL), 50)
+    with pytest.raises(ShapeError, match=r"f returned \(30,\); it must return one value a particle, shape \(50, 30\)"):
+        answer.expect(lambda z: z.mean((0, -1)))
+    with pytest.raises(ShapeError, match="f returned float; it must return one value a particle"):
+        answer.expect(lambda z: 1.0)
+    with pytest.raises(WeightError, match="values of f are not finite"):
+        answer.expect(lambda z: z / 0)
+    with pytest.raises(DataError, match=r"x of shape \(0, 5\) is empty"):
+        posterior(MODEL, X[:0], Near(MODEL), 50)
+    with pytest.raises(DataError, match="x is a list; pass a tensor"):
+        posterior(MODEL, [[0.0]], Near(MODEL), 50)
+    with pytest.raises(DataError, match="x holds 5 non-finite values"):
+        posterior(MODEL, X[:1] * torch.nan, Near(MODEL), 50)
+    with pytest.raises(SettingError, match="n=0 must be a whole number of at least 1"):
+        posterior(MODEL, X, Near(MODEL), 0)
+    with pytest.raises(SettingError, match="a mixture needs at least one component"):
+        posterior(MODEL, X, {}, 50)
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.1])
+def test_a_proposal_of_another_size_than_the_model_is_refused(tolerance):
+    other = Near(PPCA(torch.ones(5, 3, dtype=torch.double), 1.0))
+    for proposals in (other, {"three": other}, {"two": Near(MODEL), "three": other}):
+        with pytest.raises(ShapeError, match=r"latents of (size \(3,\), the model's prior|different sizes)"):
+            posterior(MODEL, X, proposals, 100, tolerance=tolerance)
+
+
+def test_options_that_do_not_belong_together_are_refused():
+    for wrong in ({"query": tail}, {"budget": 100}):
+        with pytest.raises(SettingError, match="query and budget belong to escalation; give a tolerance too"):
+            posterior(MODEL, X, Near(MODEL), 50, **wrong)
+    for proposals, wrong in ((Near(MODEL), {}), ({"q": Near(MODEL)}, {"tolerance": 0.1})):
+        with pytest.raises(SettingError, match="shares belong to a mapping of several proposals, without a tolerance"):
+            posterior(MODEL, X, proposals, 100, shares={"q": 1.0}, **wrong)
+
+
+def test_losses_that_are_no_losses_are_refused():
+    answer = posterior(MODEL, X, Near(MODEL), 50)
+    with pytest.raises(SettingError, match="at least two actions; the loss has one"):
+        answer.decide(lambda z: z[..., :1])
+    with pytest.raises(ShapeError, match=r"the loss gives \(\) for each particle; it must give one number an action"):
+        answer.decide(lambda z: z[..., 0])  # or the observations would be taken for actions
+    with pytest.raises(ShapeError, match=r"the loss gives \(2, 1\) for each particle"):
+        answer.decide(lambda z: z.unsqueeze(-1))
+    loss = torch.ones(2, 3)
+    with pytest.raises(SettingError, match=r"a loss matrix \(actions, states\) needs `state`"):
+        answer.decide(loss)
+    with pytest.raises(ShapeError, match="the loss has 3 states, `state` returned 2"):
+        answer.decide(loss, lambda z: torch.softmax(z, -1))
+    with pytest.raises(SettingError, match="miss a sum of one"):
+        answer.decide(torch.ones(2, 2), lambda z: torch.softmax(z, -1) / 2)
+
+
+# ------------------------------------------------------------------------------------------- the three steps
+QUICK = Settings(n_particles=8, epochs=25, batch_size=40, check_every=5, patience=3, score_particles=30)
+TRAIN, VALID = MODEL.simulate(160, generator=seeded(7))[0], MODEL.simulate(80, generator=seeded(8))[0]
+
+
+@pytest.fixture(scope="module")
+def steps() -> ThreeStep:
+    return ThreeStep(
+        PPCA(MODEL.weight, 1.0),
+        objectives=(VAE, IWAE),
+        families=(Normal(), Student(full=True)),
+        proposals=(IWAE, WW, CHI),
+        seeds=2,
+        settings=QUICK,
+        hidden=(8,),
+    ).fit(TRAIN, VALID)
+
+
+def test_the_selection_is_a_sorted_table_with_the_winner_first(steps):
+    table = steps.selection
+    assert sorted((s.model, s.seed) for s in table) == [("IWAE", 0), ("IWAE", 1), ("VAE", 0), ("VAE", 1)]
+    scores = [s.iwelbo_best for s in table]
+    assert scores == sorted(scores, reverse=True)
+    assert (steps.winner.name, steps.winner.seed) == (table[0].model, table[0].seed)
+    assert steps.model is steps.winner.model
+    assert (table[0].behind, table[0].behind_se) == (0, 0)
+    for s in table:
+        assert s.gap == pytest.approx(s.iwelbo_best - s.iwelbo)
+        assert s.gap >= 0
+        assert s.behind == pytest.approx(table[0].iwelbo_best - s.iwelbo_best)
+        assert s.iwelbo_se > 0
+        assert math.isfinite(s.khat)
+        assert (s.best_by == "own encoder") == (s.gap == 0)
+
+
+def test_scores_come_near_the_exact_evidence(steps):
+    fits = {(f.name, f.seed): f for f in steps.fits}
+    for s in steps.selection:
+        model = fits[s.model, s.seed].model
+        assert isinstance(model, PPCA)
+        exact = model.log_evidence(VALID).mean().item()
+        assert s.iwelbo_best == pytest.approx(exact, abs=0.02)
+        assert s.iwelbo <= exact + 0.02
+
+
+def test_step_two_fits_every_recipe_and_family_for_the_winner_alone(steps):
+    assert set(steps.proposals) == {f"{r}{f}" for r in ("IWAE", "WW", "CHI") for f in ("", "-full-t")}
+    mixture = steps.mixture()
+    assert list(mixture.components) == [*steps.proposals, "PRIOR"]
+    assert mixture.shares["PRIOR"] == pytest.approx(0.05)
+    assert steps.winner.model.log_noise.requires_grad  # not frozen by step two
+    sizes = [
+        posterior(steps.model, VALID, q, 500, generator=seeded(0)).ess.mean().item() for q in steps.proposals.values()
+    ]
+    assert sizes[0] == pytest.approx(max(sizes), rel=0.05)  # the best proposal is asked first
+
+
+def test_step_three_answers_for_the_winner(steps):
+    model = steps.model
+    assert isinstance(model, PPCA)
+    answer = steps.posterior(X, 3000, generator=seeded(9))
+    assert answer.names == (*steps.proposals, "PRIOR")
+    mean = answer.expect(lambda z: z)
+    assert_within(mean.value, model.posterior(X).loc, mean.mcse, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_within(mean.value + 0.2 * SD, model.posterior(X).loc, mean.mcse, rate=1e-6)
+    escalated = steps.posterior(X, 500, tolerance=0.05, query=tail)
+    assert escalated.record is not None
+    assert (escalated.verdict == Verdict.OK).all()
+    exact = model.tail_probability(X, torch.tensor([0.3]))[:, 0]
+    assert (escalated.expect(tail).value - exact).abs().max() < 5.5 * 0.05  # that many standard errors: 1e-6 in 30
+    with pytest.raises(SettingError, match="query and budget belong to escalation"):
+        steps.posterior(X, 500, query=tail)
+
+
+class Own(nn.Module):
+    """A user's module: nothing but log_joint and a prior of torch."""
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.prior = Independent(TorchNormal(torch.zeros(2), torch.ones(2)), 1)
+        self.decoder = nn.Linear(2, 5)  # takes its start from the global state
+        self.log_noise = nn.Parameter(torch.zeros(5))
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        likelihood = TorchNormal(self.decoder(z), self.log_noise.exp()).log_prob(x).sum(-1)
+        return likelihood + self.prior.log_prob(z)
+
+
+def test_a_users_module_by_a_function_that_makes_it():
+    def fitted(seeds: list[int]) -> ThreeStep:
+        short = replace(QUICK, epochs=6, check_every=3)
+        own = ThreeStep(Own, objectives=(IWAE, VAE), proposals=(IWAE,), seeds=seeds, settings=short, hidden=(8,))
+        return own.fit(TRAIN.float(), VALID.float())
+
+    steps = fitted([0, 1])
+    assert isinstance(steps.model, Own)
+    starts = {f.member.seed: f.member.model.decoder.weight for f in steps.fits}
+    assert not torch.equal(starts[0], starts[1])
+    for fit in steps.fits:  # recipes of one seed set out from one place
+        assert torch.equal(fit.member.model.decoder.weight, starts[fit.seed])
+    answer = steps.posterior(X.float(), 400)
+    assert answer.expect(lambda z: z).value.shape == (30, 2)
+    assert answer.names == ("IWAE-full", "PRIOR")
+    again = fitted([0, 1])
+    assert again.selection == steps.selection
+    assert torch.equal(again.posterior(X.float(), 400).log_w, answer.log_w)
+
+
+def test_a_users_module_as_it_is():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        own = Own()
+    before = [p.detach().clone() for p in own.parameters()]
+    short = replace(QUICK, epochs=4, check_every=2)
+    steps = ThreeStep(own, objectives=(VAE,), proposals=(WW,), settings=short, hidden=(8,)).fit(
+        TRAIN.float(), VALID.float()
+    )
+    assert all(torch.equal(a, b) for a, b in zip(before, own.parameters(), strict=True))
+    assert steps.selection[0].iwelbo_best > -15
+    value = expect(steps.model, X[:4].float(), lambda z: z[..., 0], steps.proposals, 500, tolerance=0.1)
+    assert value.value.shape == (4,)
+    assert (value.verdict == Verdict.OK).all()
+
+
+def test_select_is_not_fooled_by_an_encoder_that_generalises_badly():
+    """The true model behind a useless encoder beats a wrong one whose encoder is exact."""
+    wrong = PPCA(MODEL.weight, 1.1).requires_grad_(False)
+
+    def fit(model: PPCA, proposal: Trainable, seed: int) -> Fit:
+        return Fit(Member(model, proposal, IWAE, seed), model, proposal, [], True, 1, 0.0)
+
+    hidden, plain = fit(MODEL, Near(MODEL, 9.0, 5.0), 0), fit(wrong, Near(wrong, 1.1), 1)
+    winner, table = select([plain, hidden], VALID)
+    assert winner is hidden
+    assert [s.best_by for s in table] == ["refined", "own encoder"]
+    assert table[0].iwelbo < table[1].iwelbo - 0.1  # by their own encoders it would be the other way round
+    exact = (MODEL.log_evidence(VALID) - wrong.log_evidence(VALID)).mean().item()
+    assert table[1].behind == pytest.approx(exact, abs=0.02)
+    assert table[1].behind > 5 * table[1].behind_se > 0
+
+
+@pytest.mark.parametrize(
+    ("prior", "shape"),
+    [
+        (TorchNormal(torch.zeros(2), torch.ones(2)), r"\(\)"),
+        (Independent(TorchNormal(torch.zeros(2, 3), torch.ones(2, 3)), 2), r"\(2, 3\)"),
+    ],
+    ids=["one number a coordinate", "a matrix"],
+)
+def test_priors_that_are_no_vector_are_refused(prior, shape):
+    model = PPCA(MODEL.weight, 1.0)
+
+    class Other(PPCA):
+        pass
+
+    Other.prior = prior
+    model = Other(MODEL.weight, 1.0)
+    with pytest.raises(SettingError, match=rf"prior has event shape {shape}; encoders are made for one vector"):
+        ThreeStep(model, settings=QUICK).fit(TRAIN, VALID)
+
+
+def test_procedures_that_make_no_sense_are_refused():
+    for empty in ({"objectives": ()}, {"families": ()}, {"proposals": ()}):
+        with pytest.raises(SettingError, match="at least one objective, one family and one proposal recipe"):
+            ThreeStep(MODEL, **empty)
+    with pytest.raises(SettingError, match="proposals would share a name: IWAE-t, IWAE-t; drop one"):
+        ThreeStep(MODEL, families=(Student(3.0), Student(9.0)), proposals=(IWAE,))
+    with pytest.raises(SettingError, match=r"nothing has been fitted yet; call fit\(x_train, x_valid\) first"):
+        ThreeStep(MODEL).posterior(X)
+    with pytest.raises(SettingError, match="no members to train"):
+        ThreeStep(MODEL, seeds=0).fit(TRAIN, VALID)
+    with pytest.raises(SettingError, match="Identity has no log_joint and no prior"):
+        ThreeStep(nn.Identity()).fit(TRAIN, VALID)
+
+
+def test_both_steps_go_on_from_their_checkpoints(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def three() -> ThreeStep:
+        short = replace(QUICK, epochs=3, check_every=1)
+        return ThreeStep(PPCA(MODEL.weight, 1.0), objectives=(VAE, IWAE), proposals=(CHI,), settings=short, hidden=(6,))
+
+    def dies_in_step_two(done: int, total: int, what: str) -> None:
+        if what.startswith("CHI"):
+            raise Killed
+
+    whole = three().fit(TRAIN, VALID)
+    with pytest.raises(Killed):
+        three().fit(TRAIN, VALID, checkpoint=tmp_path, progress=dies_in_step_two)
+    heard: Counter[str] = Counter()
+    resumed = three().fit(
+        TRAIN, VALID, checkpoint=tmp_path, progress=lambda done, total, what: heard.update([what.split()[0]])
+    )
+    assert resumed.selection == whole.selection
+    assert torch.equal(resumed.posterior(X, 100).log_w, whole.posterior(X, 100).log_w)
+    assert heard["VAE+IWAE"] == 1  # the first step was done: it only says so
+    assert heard["CHI"] == 4
