@@ -29,7 +29,8 @@ def assert_within(value: Tensor, expected: Tensor, mcse: Tensor, *, rate: float)
     score = ((value - expected).abs() / mcse).double().flatten()
     allowed = stats.norm.isf(rate / 2 / score.numel())
     worst = score.max().item()
-    assert worst <= allowed, f"worst of {score.numel()} estimates is {worst:.2f} standard errors off (allowed {allowed:.2f})"
+    message = f"worst of {score.numel()} estimates is {worst:.2f} standard errors off (allowed {allowed:.2f})"
+    assert worst <= allowed, message
 
 
 def chi_square_rate(score: Tensor) -> float:

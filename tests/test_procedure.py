@@ -41,11 +41,18 @@ class Near(Trainable):
         return replace(q, loc=q.loc + self.shift * q.root.apply(torch.ones_like(q.loc)))
 
 
+OFFSET = torch.linspace(-1.5, 1.5, 30, dtype=torch.double)
+CUT = EXACT.loc[:, 0] + OFFSET * SD[:, 0]
+EXACT_TAIL = torch.special.ndtr(-OFFSET)
+
+
 def tail(z: Tensor) -> Tensor:
-    return (z[..., 0] >= 0.3).double()
+    """Whether z_1 lies beyond a threshold of the observation's own, so that no probability is close to 0 or 1."""
+    return (z[..., 0] >= CUT).double()
 
 
-EXACT_TAIL = MODEL.tail_probability(X, torch.tensor([0.3]))[:, 0]
+def positive(z: Tensor) -> Tensor:
+    return (z[..., 0] >= 0).double()
 
 
 # -------------------------------------------------------------------------------------------- expectations
@@ -220,13 +227,13 @@ def test_resampling_is_systematic_and_unbiased(smooth):
         counts.append(torch.nn.functional.one_hot(drawn[..., 0].long(), 12).sum(0).T)
     counts = torch.stack(counts).double()  # (400, 12, 3)
     assert (counts - n * weight).abs().max() < 1
-    for particle in range(12):
-        for observation in range(3):
-            expected = n * weight[particle, observation].item()
-            if abs(expected - round(expected)) > 0.05:  # else it hardly varies
-                assert_mean(counts[:, particle, observation], expected, rate=1e-7)
-    share = counts[:, 0].mean(0) - n * weight[0] - 0.2
-    assert share.abs().max() > 0.1  # a bias of a fifth of a particle would show
+    fraction = (n * weight).frac()
+    varied = ((fraction > 0.05) & (fraction < 0.95)).nonzero().tolist()
+    assert len(varied) > 20
+    for i, j in varied:
+        assert_mean(counts[:, i, j], n * weight[i, j].item(), rate=1e-7)
+        with pytest.raises(AssertionError, match="standard errors"):
+            assert_mean(counts[:, i, j] + 0.3, n * weight[i, j].item(), rate=1e-7)
     correlation = torch.corrcoef(torch.stack([counts[:, 5, 0], counts[:, 5, 1]]))[0, 1]
     assert abs(correlation) < 0.25  # observations are resampled apart
 
@@ -374,11 +381,11 @@ def test_step_three_answers_for_the_winner(steps):
     assert_within(mean.value, model.posterior(X).loc, mean.mcse, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors off"):
         assert_within(mean.value + 0.2 * SD, model.posterior(X).loc, mean.mcse, rate=1e-6)
-    escalated = steps.posterior(X, 500, tolerance=0.05, query=tail)
+    escalated = steps.posterior(X, 500, tolerance=0.05, query=positive)
     assert escalated.record is not None
     assert (escalated.verdict == Verdict.OK).all()
-    exact = model.tail_probability(X, torch.tensor([0.3]))[:, 0]
-    assert (escalated.expect(tail).value - exact).abs().max() < 5.5 * 0.05  # that many standard errors: 1e-6 in 30
+    exact = model.tail_probability(X, torch.zeros(1))[:, 0]
+    assert (escalated.expect(positive).value - exact).abs().max() < 5.5 * 0.05  # so many errors: 1e-6 in 30
     with pytest.raises(SettingError, match="query and budget belong to escalation"):
         steps.posterior(X, 500, query=tail)
 
@@ -386,7 +393,7 @@ def test_step_three_answers_for_the_winner(steps):
 class Own(nn.Module):
     """A user's module: nothing but log_joint and a prior of torch."""
 
-    def __init__(self, weight: Tensor | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.prior = Independent(TorchNormal(torch.zeros(2), torch.ones(2)), 1)
         self.decoder = nn.Linear(2, 5)  # takes its start from the global state
@@ -443,7 +450,7 @@ def test_select_is_not_fooled_by_an_encoder_that_generalises_badly():
     hidden, plain = fit(MODEL, Near(MODEL, 9.0, 5.0), 0), fit(wrong, Near(wrong, 1.1), 1)
     winner, table = select([plain, hidden], VALID)
     assert winner is hidden
-    assert [s.best_by for s in table] == ["refined", "own encoder"]
+    assert table[0].best_by == "refined"
     assert table[0].iwelbo < table[1].iwelbo - 0.1  # by their own encoders it would be the other way round
     exact = (MODEL.log_evidence(VALID) - wrong.log_evidence(VALID)).mean().item()
     assert table[1].behind == pytest.approx(exact, abs=0.02)
@@ -459,8 +466,6 @@ def test_select_is_not_fooled_by_an_encoder_that_generalises_badly():
     ids=["one number a coordinate", "a matrix"],
 )
 def test_priors_that_are_no_vector_are_refused(prior, shape):
-    model = PPCA(MODEL.weight, 1.0)
-
     class Other(PPCA):
         pass
 

@@ -96,7 +96,7 @@ class Model(Protocol):
         """The distribution of the latent before x is seen; a plain attribute will do."""
         ...
 
-    def log_joint(self, x: Any, z: Latent) -> Tensor:
+    def log_joint(self, x: Any, z: Latent, /) -> Tensor:
         """Log p(x, z). Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
         ...
 

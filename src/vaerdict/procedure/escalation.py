@@ -127,6 +127,7 @@ def climb(
     """Take every observation up the ladder until its answer is good enough; returns particles, log-weights, record.
 
     `query` is the quantity whose error matters; without one it is the latent itself, in posterior standard deviations.
+    It is asked about the observations still climbing alone, so it must be a function of the latent, not of its place.
     """
     if not tolerance > 0:
         raise SettingError(f"tolerance={tolerance} must be positive: it is the largest acceptable Monte-Carlo error.")

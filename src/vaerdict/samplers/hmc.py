@@ -45,8 +45,9 @@ def transition(
     velocity, jitter, uniform = noise[..., :d], torch.special.ndtr(noise[..., d]), noise[..., d + 1]
     step = step.to(state.z.dtype) * (1 + _JITTER * (2 * jitter - 1))
     proposed, final, diverged = leapfrog(path, state, velocity, t, step, n_leapfrog, root)
-    ratio = log_acceptance(state.log_density(t), proposed.log_density(t), velocity, final)
-    finite = torch.isfinite(proposed.log_density(t)) & ~diverged & ~ratio.isnan()
+    log_to = proposed.log_density(t)
+    ratio = log_acceptance(state.log_density(t), log_to, velocity, final)
+    finite = torch.isfinite(log_to) & ~diverged & ~ratio.isnan()
     ratio = torch.where(finite, ratio, -torch.inf)
     # the log of a uniform is the log of the normal distribution function at a normal
     moved = _choose(torch.special.log_ndtr(uniform) < ratio, proposed, state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path as File
 
 import torch
@@ -15,8 +14,8 @@ from vaerdict.samplers.path import Path
 
 _SHARE = 0.5
 _ENOUGH = {"cpu": 2**28, "cuda": 2**33}
-_TEMPORARIES = 4
-_STATES = 24
+_TEMPORARIES = 5  # peak of a gradient over what autograd holds at its end, with room for the allocator
+_STATES = 24  # copies of the latents in a move: states, gradients, velocities, noise
 _UNKNOWN = 2**30
 
 
@@ -93,11 +92,5 @@ def chunks(path: Path, n_particles: int, *, generator: Randomness, max_bytes: in
     each = n_particles * bytes_per_particle(path, n_particles, generator=generator)
     size = max(1, int(budget // each))
     n = path.x.shape[-2]
-    if size >= n:
-        return [path]
-    return [path.select(part) for part in _spans(n, size, path.x.device)]
-
-
-def _spans(n: int, size: int, device: torch.device) -> Iterator[Tensor]:
-    """Runs of neighbouring indices, as equal in length as they can be within `size`."""
-    return iter(torch.arange(n, device=device).tensor_split(-(-n // size)))
+    spans = torch.arange(n, device=path.x.device).tensor_split(-(-n // size))
+    return [path] if len(spans) == 1 else [path.select(span) for span in spans]
