@@ -652,6 +652,25 @@ def test_an_exact_start_needs_one_temperature_and_gives_the_exact_evidence(gener
     torch.testing.assert_close(result.log_evidence, model.log_evidence(x).detach(), atol=1e-10, rtol=0)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_within_its_memory():
+    model, generator = linear_gaussian().float().cuda(), seeded(0, "cuda")
+    x = torch.randn(2000, 3, generator=generator, device="cuda")
+    truth, initial, most = model.log_evidence(x).detach(), Prior(model.prior), 2**26
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = smc(model, x, initial, n_particles=1024, max_bytes=most, generator=generator)
+    kept = result.z.numel() * 4 + result.log_w.numel() * 8
+    # the results of chunks are joined at the end, which holds them twice
+    assert torch.cuda.max_memory_allocated() - before < 1.2 * most + 2 * kept
+    assert_within(result.log_evidence, truth, result.standard_error, rate=1e-6)
+    settings = {"n_chains": 100, "temperatures": 20, "n_leapfrog": 3, "generator": generator}
+    annealing = ais(model, x[:50], initial, **settings)
+    assert_within(annealing.log_evidence, truth[:50], annealing.standard_error, rate=1e-6)
+    assert 0 < free_bytes("cuda") <= torch.cuda.mem_get_info()[1]
+
+
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 

@@ -1,17 +1,21 @@
 r"""Posterior expectations from weighted particles, each with its error, effective sample size and k-hat.
 
-Every estimator takes the values :math:`f(z_k)`, of shape ``(K, *batch, *out)``, and log-weights ``(K, *batch)``.
+Every estimator takes the values :math:`f(z_k)`, of shape ``(K, *batch, *out)``, and log-weights ``(K, *batch)``. All
+work in double precision on some observations at a time, so that their copies stay small beside what they are given.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import Estimate, ShapeError, WeightError, check_log_weights, expand_trailing
+
+_PART = 2**23  # numbers worked on at a time: 64 MiB in double precision
 
 
 def plugin(f: Tensor, log_w: Tensor) -> Estimate:
@@ -20,9 +24,12 @@ def plugin(f: Tensor, log_w: Tensor) -> Estimate:
     Its `mcse` says how well the mean under q is known and nothing of the bias of standing q in for the posterior;
     `ess` and `khat`, those of the weights it ignores, do.
     """
-    f, log_w = _checked(f, log_w)
-    mcse = f.std(0) / math.sqrt(f.shape[0]) if f.shape[0] > 1 else torch.full_like(f[0], torch.nan)
-    return Estimate(f.mean(0), mcse, diagnostics.ess(log_w), diagnostics.khat(log_w))
+
+    def rule(f: Tensor, log_w: Tensor) -> Estimate:
+        mcse = f.std(0) / math.sqrt(f.shape[0]) if f.shape[0] > 1 else torch.full_like(f[0], torch.nan)
+        return Estimate(f.mean(0), mcse, diagnostics.ess(log_w), diagnostics.khat(log_w))
+
+    return _in_parts(rule, f, log_w)
 
 
 def snis(f: Tensor, log_w: Tensor) -> Estimate:
@@ -31,15 +38,15 @@ def snis(f: Tensor, log_w: Tensor) -> Estimate:
     >>> snis(torch.tensor([[0.0], [1.0]]), torch.log(torch.tensor([[1.0], [3.0]]))).value
     tensor([0.7500], dtype=torch.float64)
     """
-    f, log_w = _checked(f, log_w)
-    return _weighted(f, log_w, diagnostics.khat(log_w))
+    return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=False), f, log_w)
 
 
 def psis(f: Tensor, log_w: Tensor) -> Estimate:
-    """Importance sampling with Pareto-smoothed weights: less variance, small bias (Vehtari et al., 2024)."""
-    f, log_w = _checked(f, log_w)
-    smoothed, khat = diagnostics.psis(log_w)
-    return _weighted(f, smoothed, khat, raw=log_w)
+    """Importance sampling with Pareto-smoothed weights: less variance, small bias (Vehtari et al., 2024).
+
+    Smoothing can hide a single draw that outweighs all others, so `ess` is that of the weights as they were.
+    """
+    return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=True), f, log_w)
 
 
 def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Estimate:
@@ -48,33 +55,33 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
     `log_w` is measured against the whole mixture (`vaerdict.proposals.Mixture` does so) and `source` ``(K,)`` names
     the proposal of each particle, so that the error counts variance within the strata only.
     """
-    f, log_w = _checked(f, log_w)
     if source.shape != log_w.shape[:1]:
         raise ShapeError(
-            f"source has shape {tuple(source.shape)}; expected one entry for each of {log_w.shape[0]} particles."
+            f"source has shape {tuple(source.shape)}; expected one entry for each of {len(log_w)} particles."
         )
-    smoothed, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
-    return _weighted(f, smoothed, khat, source.to(log_w.device))
+    strata = source.to(log_w.device)
+    return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=smooth, strata=strata), f, log_w)
 
 
-def _weighted(
-    f: Tensor, log_w: Tensor, khat: Tensor, strata: Tensor | None = None, *, raw: Tensor | None = None
-) -> Estimate:
-    # smoothing can hide a single draw that outweighs all others: the ESS reported is that of the weights as they were
-    ess = diagnostics.ess(log_w if raw is None else raw)
-    weight = torch.softmax(log_w, 0)
-    value = (expand_trailing(weight, f) * f).sum(0)
-    return Estimate(value, diagnostics.mcse_snis(f, log_w, strata=strata), ess, khat)
+def _weighted(f: Tensor, log_w: Tensor, *, smooth: bool, strata: Tensor | None = None) -> Estimate:
+    used, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
+    value = (expand_trailing(torch.softmax(used, 0), f) * f).sum(0)
+    return Estimate(value, diagnostics.mcse_snis(f, used, strata=strata), diagnostics.ess(log_w), khat)
 
 
-def _checked(f: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
+def _in_parts(rule: Callable[[Tensor, Tensor], Estimate], f: Tensor, log_w: Tensor) -> Estimate:
+    """Apply a rule to some observations at a time and put the answers together again."""
     check_log_weights(log_w)
     if f.shape[: log_w.dim()] != log_w.shape:
         raise ShapeError(
             f"f has shape {tuple(f.shape)}; it must begin with the shape of the log-weights, {tuple(log_w.shape)}."
         )
-    f = f.double()
-    bad = int((~torch.isfinite(f)).sum())
+    bad = f.numel() - int(torch.isfinite(f).sum())
     if bad:
         raise WeightError(f"{bad} of {f.numel()} values of f are not finite; f must be finite on every particle.")
-    return f, log_w.double()
+    batch, out = log_w.shape[1:], f.shape[log_w.dim() :]
+    size = max(1, _PART // (log_w.shape[0] * math.prod(out)))
+    pairs = zip(f.reshape(len(f), -1, *out).split(size, 1), log_w.reshape(len(f), -1).split(size, 1), strict=True)
+    parts = [rule(values.double(), weights.double()) for values, weights in pairs]
+    value, mcse, ess, khat = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Estimate(value.reshape(*batch, *out), mcse.reshape(*batch, *out), ess.reshape(batch), khat.reshape(batch))

@@ -432,6 +432,15 @@ def _fill(size: Tensor, floor: Tensor) -> Tensor:
         held = below
 
 
+def restricted(q: Proposal, index: Tensor | slice) -> Proposal:
+    """A proposal for some of the observations: distributions made for given ones are cut, others serve as they are."""
+    if isinstance(q, Elliptical):
+        return q.at(index)
+    if isinstance(q, Mixture):
+        return Mixture({name: restricted(part, index) for name, part in q.components.items()}, q.shares)
+    return q
+
+
 def check_latent(draws: Draws, prior: core.Prior) -> Draws:
     """Return `draws` if they live in the space of `prior`, else raise naming both sizes."""
     event = tuple(prior.event_shape)

@@ -24,7 +24,7 @@ from vaerdict.samplers import ais, linear, log_standard_error, sigmoid, smc
 from vaerdict.training import VAE, Member, Settings, train
 
 TARGET = 0.05
-TEMPERATURES, LEAPFROGS = 500, 10
+LEAPFROGS = 10
 SCHEDULES = {"linear": linear, "sigmoid": sigmoid}
 _PILOT_PARTICLES = 1024
 _GROUPS = 8
@@ -41,10 +41,12 @@ class Case(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much is run: observations, annealed chains of each, repetitions of a population."""
+    """How much is run: observations, annealed chains of each, their temperatures; largest populations, repetitions."""
 
     observations: int
     chains: int
+    temperatures: int
+    particles: int
     repeats: int
 
 
@@ -66,7 +68,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, A
     """One row a model and method; ratios are against the cheapest annealing from the prior in the same run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cases = [_ppca(quick, device), _counts(quick, device)]
-    sizes = Sizes(2, 48, 6) if quick else Sizes(6, 800, 24)
+    sizes = Sizes(2, 48, 50, 512, 6) if quick else Sizes(6, 800, 500, 16384, 24)
     rows = []
     for i, case in enumerate(cases):
         rows += _rows(case, sizes, lambda done, total, what, i=i: progress(i * total + done, len(cases) * total, what))
@@ -76,19 +78,20 @@ def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, A
 def _rows(case: Case, sizes: Sizes, progress: Progress) -> list[dict[str, Any]]:
     case = case._replace(x=case.x[: sizes.observations])
     starts = {"prior": Prior(case.model.prior), "encoder": case.encoder}
-    methods = [("AIS-500", schedule, "prior") for schedule in SCHEDULES]
-    methods += [("AIS-500", "sigmoid", "encoder"), ("SMC", "adaptive", "prior"), ("SMC", "adaptive", "encoder")]
+    annealing = f"AIS-{sizes.temperatures}"
+    methods = [(annealing, schedule, "prior") for schedule in SCHEDULES]
+    methods += [(annealing, "sigmoid", "encoder"), ("SMC", "adaptive", "prior"), ("SMC", "adaptive", "encoder")]
     found = {}
     for done, (method, schedule, start) in enumerate(methods, 1):
-        measure = _annealed if method == "AIS-500" else _sequential
+        measure = _sequential if method == "SMC" else _annealed
         found[method, schedule, start] = measure(case, starts[start], schedule, sizes)
         progress(done, len(methods), f"{case.name}: {method} from the {start}")
-    truth, truth_error = _truth(case, found)
+    truth, truth_error = _truth(case, found[annealing, "sigmoid", "prior"].log_z)
     rows = [
         {"case": case.name, "method": method, "schedule": schedule, "start": start, **_costs(m, truth, truth_error)}
         for (method, schedule, start), m in found.items()
     ]
-    peers = [row for row in rows if row["method"] == "AIS-500" and row["start"] == "prior"]
+    peers = [row for row in rows if row["method"] != "SMC" and row["start"] == "prior"]
     for row in rows:
         for cost in ("gradients", "seconds"):
             row[f"{cost}_ratio"] = min(peer[cost] for peer in peers) / row[cost]
@@ -100,7 +103,7 @@ def _annealed(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Measu
 
     Pilot chains are not charged, which favours the peer.
     """
-    t = SCHEDULES[schedule](TEMPERATURES)
+    t = SCHEDULES[schedule](sizes.temperatures)
     generator = seeded(0, case.x.device)
     began = time.perf_counter()
     result = ais(
@@ -114,7 +117,7 @@ def _annealed(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Measu
     return Measured(
         log_z=log_mean_exp(groups).cpu(),
         claimed=log_standard_error(groups).cpu(),
-        gradients=float(size * (1 + TEMPERATURES * LEAPFROGS)),
+        gradients=float(size * (1 + sizes.temperatures * LEAPFROGS)),
         seconds=seconds / rows * size,
         size=size,
     )
@@ -125,7 +128,7 @@ def _sequential(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Mea
     generator = seeded(0, case.x.device)
     pilot = smc(case.model, case.x, start, n_particles=_PILOT_PARTICLES, generator=generator)
     needed = pilot.standard_error.square().mean().item() / TARGET**2 * _PILOT_PARTICLES
-    size = 64 * max(2, round(needed / 64))
+    size = min(sizes.particles, 64 * max(2, round(needed / 64)))
     x = case.x.repeat(sizes.repeats, 1)
     began = time.perf_counter()
     result = smc(case.model, x, start, n_particles=size, generator=generator)
@@ -139,11 +142,10 @@ def _sequential(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Mea
     )
 
 
-def _truth(case: Case, found: dict[tuple[str, str, str], Measured]) -> tuple[Tensor, float]:
+def _truth(case: Case, chains: Tensor) -> tuple[Tensor, float]:
     """The exact evidence, or that of all annealed chains from the prior together, with its standard error."""
     if case.log_evidence is not None:
         return case.log_evidence[: case.x.shape[0]].cpu(), 0.0
-    chains = found["AIS-500", "sigmoid", "prior"].log_z
     return log_mean_exp(chains), log_standard_error(chains).square().mean().sqrt().item() / math.sqrt(chains.shape[1])
 
 

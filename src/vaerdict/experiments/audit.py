@@ -16,6 +16,7 @@ it but the entry that runs experiments by name. Three stages:
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median, stdev
@@ -34,7 +35,7 @@ from vaerdict.models import PPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import Loss, elbo_loss, iwelbo_loss, loss
 from vaerdict.proposals import Amortised, Mixture, Prior
-from vaerdict.theory import a_norm, mean_field_chi_square
+from vaerdict.theory import Gaussian, a_norm, gaussian_chi_square, mean_field_chi_square
 from vaerdict.training import CHI, Fit, Member, Recipe, Settings, train
 
 Row = dict[str, Any]
@@ -168,7 +169,7 @@ def fits(preset: Preset, k: int) -> list[Row]:
 
 def _fit(preset: Preset, name: str, k: int, *, batch: int = 8, lr: float = 0.02) -> list[Row]:
     """Adam from a normal of scale `START`, replicates side by side, each with noise of its own."""
-    precision, best = _target()
+    precision = torch.linalg.inv(_target())
     loc = torch.zeros(preset.replicates, 2, dtype=torch.float64, requires_grad=True)
     log_scale = torch.full_like(loc, START).log().requires_grad_()
     optimiser = torch.optim.Adam([loc, log_scale], lr=lr)
@@ -181,16 +182,33 @@ def _fit(preset: Preset, name: str, k: int, *, batch: int = 8, lr: float = 0.02)
         losses.mean(0).sum().backward()
         optimiser.step()
         if step in preset.sign_steps:
-            told = {"k": k, "loss": name, "steps": step}
-            variances = (2 * log_scale.detach()).exp().mean(-1).tolist()
-            rows += [{**told, "seed": i, "variance": v, "best_variance": best} for i, v in enumerate(variances)]
+            found = _quality(loc.detach(), (2 * log_scale.detach()).exp())
+            rows += [{"k": k, "loss": name, "steps": step, "seed": seed, **row} for seed, row in enumerate(found)]
     return rows
 
 
-def _target() -> tuple[Tensor, float]:
-    """Precision of the bivariate target, and the variance of its chi-square optimum."""
-    precision = torch.linalg.inv(torch.tensor([[1.0, CORRELATION], [CORRELATION, 1.0]], dtype=torch.float64))
-    return precision, 1 / mean_field_chi_square(precision)[0].item()
+def _quality(loc: Tensor, variance: Tensor) -> list[Row]:
+    """Variance and chi-square of each replicate beside the best, None where they left the numbers worth printing."""
+    p, best = Gaussian(torch.zeros(2, dtype=torch.float64), _target()), _best_variance()
+    at_best = gaussian_chi_square(p, Gaussian.diagonal(p.mean, torch.full_like(p.mean, best))).item()
+    found = variance.mean(-1)
+    kept = (variance.log10().abs() < 6).all(-1)
+    chi_square = torch.full_like(found, torch.inf)
+    chi_square[kept] = gaussian_chi_square(p, Gaussian.diagonal(loc[kept], variance[kept]))
+    return [
+        {"log10_variance": math.log10(v), "variance": v if fine else None, "best_variance": best}
+        | {"chi_square": chi if math.isfinite(chi) else None, "best_chi_square": at_best}
+        for v, fine, chi in zip(found.tolist(), kept.tolist(), chi_square.tolist(), strict=True)
+    ]
+
+
+def _target() -> Tensor:
+    """Covariance of the bivariate target."""
+    return torch.tensor([[1.0, CORRELATION], [CORRELATION, 1.0]], dtype=torch.float64)
+
+
+def _best_variance() -> float:
+    return 1 / mean_field_chi_square(torch.linalg.inv(_target()))[0].item()
 
 
 def _losses(chi: Loss, q: Elliptical, noise: Noise, log_p: Callable[[Tensor], Tensor]) -> Tensor:
@@ -201,13 +219,17 @@ def _losses(chi: Loss, q: Elliptical, noise: Noise, log_p: Callable[[Tensor], Te
 
 
 def landings(rows: Sequence[Row]) -> list[Row]:
-    """Where each loss ended, the median of its replicates, and whether within 15 % of the optimum."""
-    last, out = max(row["steps"] for row in rows), []
+    """Where each loss ends, the median over replicates and the later half of training; `lands`: within 15 % of the best.
+
+    A variance that collapsed or ran away is given by its logarithm alone.
+    """
+    last, best, out = max(row["steps"] for row in rows), _best_variance(), []
     for name in CHI_LOSSES:
-        ends = [row for row in rows if row["loss"] == name and row["steps"] == last]
-        variance, best = median(row["variance"] for row in ends), ends[0]["best_variance"]
-        told = {"k": ends[0]["k"], "loss": name, "variance": variance, "best_variance": best}
-        out.append({**told, "lands": abs(variance / best - 1) < 0.15})
+        ends = [row for row in rows if row["loss"] == name and 2 * row["steps"] >= last]
+        power = median(row["log10_variance"] for row in ends)
+        variance = 10**power if abs(power) < 6 else None
+        told = {"k": ends[0]["k"], "loss": name, "log10_variance": power, "variance": variance, "best_variance": best}
+        out.append({**told, "lands": variance is not None and abs(variance / best - 1) < 0.15})
     return out
 
 

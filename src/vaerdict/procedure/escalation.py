@@ -30,14 +30,13 @@ from vaerdict.core import (
     Progress,
     Proposal,
     SettingError,
-    check_log_weights,
     log_mean_exp,
-    prepared,
     silent,
 )
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness
-from vaerdict.proposals import Mixture, Prior, check_latent, defensive
+from vaerdict.procedure.weighing import weigh
+from vaerdict.proposals import Mixture, Prior, defensive, restricted
 from vaerdict.refinement import refine, refine_elbo
 from vaerdict.samplers import smc
 
@@ -187,7 +186,7 @@ class _Ladder:
             yield PSIS, self._first, 2 * self.n
             yield MIS, self._mixture, self.n
         yield REFINED, self._refined, 2 * self.n
-        yield IMPROVED, self._improved, 5 * self.n
+        yield IMPROVED, self._improved, 2 * self.n + 3600
         yield SMC, self._smc, 30 * self.n
 
     def climbing(self, name: str, expected_cost: int) -> Tensor:
@@ -256,10 +255,7 @@ class _Ladder:
         return f"{name}: Monte-Carlo error {mcse:.2g} exceeds {self.tolerance:g}; about {more} times the draws would do"
 
     def _weigh(self, q: Proposal, active: Tensor, extra: Tensor | float = 0.0) -> Particles:
-        x = self.x[active]
-        with torch.no_grad():
-            z, log_q = check_latent(q.draw(x, self.n, generator=self.generator), self.model.prior)
-            log_w = check_log_weights(self.model.log_joint(prepared(self.model, x), z) - log_q)
+        z, log_w = weigh(self.model, self.x[active], q, self.n, generator=self.generator)
         return Particles(z, log_w, torch.full((len(active),), float(self.n)) + extra)
 
     def _first(self, active: Tensor) -> Particles:
@@ -268,10 +264,11 @@ class _Ladder:
         shares = {name: (0.5 if name in self.proposals else 1.0) for name in components}
         check = self._weigh(Mixture(components, shares), active)
         self.bar[active] = torch.maximum(self.bar[active], _judge(check, None).surely)
-        return self._weigh(next(iter(self.proposals.values())), active, extra=cost + self.n)
+        first = next(iter(self._proposals(active).values()))
+        return self._weigh(first, active, extra=cost + self.n)
 
     def _mixture(self, active: Tensor) -> Particles:
-        return self._weigh(defensive(self.proposals, self.model.prior), active)
+        return self._weigh(defensive(self._proposals(active), self.model.prior), active)
 
     def _refined(self, active: Tensor) -> Particles:
         """Local proposals around the mode uphill of the first proposal and around the modes the scouts find."""
@@ -287,12 +284,10 @@ class _Ladder:
 
     def _start(self, active: Tensor) -> Proposal | Tensor:
         """Where refinement sets out from: the first proposal, or else the middle of the prior's draws."""
-        first = next(iter(self.proposals.values()), None)
-        return (
-            Prior(self.model.prior).draw(self.x[active], 64, generator=self.generator).z.mean(0)
-            if first is None
-            else first
-        )
+        first = next(iter(self._proposals(active).values()), None)
+        if first is not None:
+            return first
+        return Prior(self.model.prior).draw(self.x[active], 64, generator=self.generator).z.mean(0)
 
     def _around(self, active: Tensor, name: str, local: Proposal, cost: Tensor) -> Particles:
         components, scouting = self._scouts(active)
@@ -306,7 +301,11 @@ class _Ladder:
         starts = prior.draw(x, _SCOUTS, generator=self.generator).z
         found = refine(self.model, x.expand(_SCOUTS, *x.shape), starts, axis=1)
         local: dict[str, Proposal] = {f"SCOUT-{j}": found.distribution.at(j) for j in range(_SCOUTS)}
-        return {**local, **self.proposals, "PRIOR": prior}, found.n_gradients.sum(0).cpu()
+        return {**local, **self._proposals(active), "PRIOR": prior}, found.n_gradients.sum(0).cpu()
+
+    def _proposals(self, active: Tensor) -> dict[str, Proposal]:
+        """The proposals given, those made for all observations cut to the ones that still climb."""
+        return {name: restricted(q, active) for name, q in self.proposals.items()}
 
     def _smc(self, active: Tensor) -> Particles:
         n = _ISLANDS * math.ceil(self.n / _ISLANDS)

@@ -20,17 +20,16 @@ from vaerdict.core import (
     SettingError,
     ShapeError,
     check_count,
-    check_log_weights,
     check_observations,
     map_latent,
-    prepared,
     silent,
 )
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness, seeded
 from vaerdict.procedure.escalation import Escalation, climb, island_mcse
-from vaerdict.proposals import Mixture, check_latent
+from vaerdict.procedure.weighing import weigh
+from vaerdict.proposals import Mixture
 
 
 class Decision(NamedTuple):
@@ -220,9 +219,7 @@ def posterior(
     if query is not None or budget is not None:
         raise SettingError("query and budget belong to escalation; give a tolerance too.")
     q = Mixture(proposals, shares) if isinstance(proposals, Mapping) else proposals
-    with torch.no_grad():
-        z, log_q = check_latent(q.draw(x, n, generator=generator), model.prior)
-        log_w = check_log_weights(model.log_joint(prepared(model, x), z) - log_q)
+    z, log_w = weigh(model, x, q, n, generator=generator)
     if isinstance(q, Mixture):
         return Posterior(z, log_w, q.source(n).to(log_w.device), tuple(q.components), smooth)
     return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth)

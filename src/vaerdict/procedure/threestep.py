@@ -19,14 +19,13 @@ from vaerdict.core import (
     Progress,
     Proposal,
     SettingError,
-    check_log_weights,
     log_mean_exp,
-    prepared,
     silent,
 )
 from vaerdict.noise import Randomness, seeded
 from vaerdict.procedure.posterior import Posterior, posterior
-from vaerdict.proposals import Family, Mixture, Normal, check_latent, defensive, global_state_from
+from vaerdict.procedure.weighing import weigh
+from vaerdict.proposals import Family, Mixture, Normal, defensive, global_state_from
 from vaerdict.refinement import refine
 from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Recipe, Settings, as_model, train
 
@@ -205,20 +204,13 @@ def select(fits: Iterable[Fit], x_valid: Tensor, *, n: int = 1000) -> tuple[Fit,
     return winner.fit, [_row(s, winner) for s in scored]
 
 
-def held_out(model: Model, x: Tensor, proposal: Proposal, n: int, *, generator: Randomness) -> Tensor:
-    """Log-weights of n particles of a proposal at held-out x. Shapes: ``-> (n, n_obs)``, float64."""
-    with torch.no_grad():
-        z, log_q = check_latent(proposal.draw(x, n, generator=generator), model.prior)
-        return check_log_weights((model.log_joint(prepared(model, x), z) - log_q).double())
-
-
 def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
     model = as_model(fit.model)
     generator = seeded(fit.seed, x.device)
-    own = held_out(model, x, fit.proposal, n, generator=generator)
+    own = weigh(model, x, fit.proposal, n, generator=generator)[1].double()
     local = refine(model, x, fit.proposal, generator=generator).distribution
     refined = defensive({"own": fit.proposal, "refined": local}, model.prior)
-    candidates = {"own encoder": own, "refined": held_out(model, x, refined, n, generator=generator)}
+    candidates = {"own encoder": own, "refined": weigh(model, x, refined, n, generator=generator)[1].double()}
     evidence = {name: log_mean_exp(log_w) for name, log_w in candidates.items()}
     best_by = max(evidence, key=lambda name: float(evidence[name].mean()))
     khat = diagnostics.khat(own)
@@ -228,7 +220,7 @@ def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
 def _best_first(model: Model, proposals: Mapping[str, Proposal], x: Tensor, *, n: int = 1000) -> dict[str, Proposal]:
     """Proposals ordered by their effective sample size on held-out data: escalation asks the first one first."""
     size = {
-        name: float(diagnostics.ess(held_out(model, x, q, n, generator=seeded(0, x.device))).mean())
+        name: float(diagnostics.ess(weigh(model, x, q, n, generator=seeded(0, x.device))[1].double()).mean())
         for name, q in proposals.items()
     }
     return {name: proposals[name] for name in sorted(size, key=lambda name: -size[name])}
