@@ -204,3 +204,16 @@ def test_standard_normal_is_a_prior_and_a_proposal(generator):
     assert prior.sample((5, 2), generator=generator).shape == (5, 2, 3)
     with pytest.raises(SettingError, match="k=0"):
         prior.draw(torch.zeros(2, 7), 0, generator=generator)
+
+
+def test_select_keeps_the_distributions_of_some_observations(generator):
+    loc = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64)
+    tril = torch.eye(3, dtype=torch.float64).expand(2, 5, 3, 3) * torch.arange(1.0, 6.0).double()[:, None, None]
+    index = torch.tensor([4, 1])
+    z = torch.randn(7, 2, 5, 3, generator=generator, dtype=torch.float64)
+    for root in (Triangular(tril), Diagonal(tril.diagonal(dim1=-2, dim2=-1))):
+        whole = Elliptical(loc, root, torch.tensor(4.0, dtype=torch.float64)).towards(torch.ones(3))
+        part = whole.select(index)
+        torch.testing.assert_close(part.log_prob(z[:, :, index]), whole.log_prob(z)[:, :, index])
+        assert part.heading is not None
+        assert part.heading.shape == (2, 2, 3)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import stats
 from torch import Tensor
 
 from checks import assert_mean, assert_within, chi_square_rate
-from vaerdict.core import Draws, SettingError, ShapeError, WeightError, log_mean_exp
+from sampler_toys import CASES, DOUBLE, Bimodal, Everywhere, Narrowing, Nominal, Poisson, linear_gaussian
+from vaerdict.core import ShapeError, WeightError, log_mean_exp
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.models.ppca import PPCA
-from vaerdict.noise import as_source, seeded
+from vaerdict.noise import as_source
 from vaerdict.proposals import Mixture, Prior
 from vaerdict.samplers import (
     Path,
@@ -22,92 +21,15 @@ from vaerdict.samplers import (
     ais,
     annealed,
     bdmc,
-    free_bytes,
     geometric,
     hmc,
     linear,
     log_standard_error,
-    memory,
-    resampling,
-    schedules,
     sequential,
     sigmoid,
     smc,
     transition,
 )
-
-DOUBLE = torch.float64
-LOG_2PI = math.log(2 * math.pi)
-
-
-class Poisson:
-    """z ~ N(0, 1), x ~ Poisson(exp(z + 1)): a skewed posterior; weights of an annealing from the prior are bounded."""
-
-    prior = StandardNormal(1)
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.most_rows = 0
-
-    def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x[..., 0], torch.lgamma(x[..., 0] + 1)
-
-    def log_joint(self, given: tuple[Tensor, Tensor], z: Tensor) -> Tensor:
-        x, constant = given
-        self.rows += z[..., 0].numel()
-        self.most_rows = max(self.most_rows, z[..., 0].numel())
-        log_rate = z[..., 0] + 1
-        return x * log_rate - log_rate.exp() - constant + self.prior.log_prob(z)
-
-    def log_evidence(self, x: Tensor) -> Tensor:
-        return _quadrature(lambda z, v: stats.poisson.pmf(v, math.exp(z + 1)) * stats.norm.pdf(z), x)
-
-
-class Gumbel:
-    """z ~ N(0, 1), x ~ Gumbel(z, 0.3): another skew, the other way."""
-
-    prior = StandardNormal(1)
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        u = (x[..., 0] - z[..., 0]) / 0.3
-        return -u - torch.exp(-u) - math.log(0.3) + self.prior.log_prob(z)
-
-    def log_evidence(self, x: Tensor) -> Tensor:
-        return _quadrature(lambda z, v: stats.gumbel_r.pdf(v, z, 0.3) * stats.norm.pdf(z), x)
-
-
-class Bimodal:
-    """z ~ N(0, I_2), x ~ N(z_1^2 + 0.3 z_1 + z_2 / 2, 0.3^2): two uneven, curved modes."""
-
-    prior = StandardNormal(2)
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        mean = z[..., 0].square() + 0.3 * z[..., 0] + 0.5 * z[..., 1]
-        log_lik = -0.5 * ((x[..., 0] - mean) / 0.3).square() - math.log(0.3) - 0.5 * LOG_2PI
-        return log_lik + self.prior.log_prob(z)
-
-    def log_evidence(self, x: Tensor) -> Tensor:
-        sd = math.sqrt(0.3**2 + 0.5**2)
-        return _quadrature(lambda z, v: stats.norm.pdf(v, z * z + 0.3 * z, sd) * stats.norm.pdf(z), x)
-
-
-def _quadrature(density, x: Tensor) -> Tensor:
-    points = [-2.0, -1.0, 0.0, 1.0, 2.0]
-    values = [integrate.quad(density, -9, 9, args=(v,), points=points, limit=200)[0] for v in x[:, 0].tolist()]
-    return torch.tensor(values, dtype=DOUBLE).log()
-
-
-def linear_gaussian() -> PPCA:
-    weight = torch.tensor([[1.0, 0.4], [-0.3, 0.8], [0.5, 0.5]], dtype=DOUBLE)
-    return PPCA(weight, torch.tensor([0.5, 0.7, 0.4], dtype=DOUBLE), torch.tensor([0.2, 0.0, -0.5], dtype=DOUBLE))
-
-
-CASES = {
-    "linear-gaussian": (linear_gaussian(), [[1.0, -0.5, 0.3], [-2.0, 1.0, 0.0], [0.2, 0.1, -0.6]]),
-    "poisson": (Poisson(), [[0.0], [3.0], [12.0]]),
-    "gumbel": (Gumbel(), [[-1.0], [0.4], [2.0]]),
-    "bimodal": (Bimodal(), [[0.0], [1.0], [2.5]]),
-}
 
 
 @pytest.fixture(params=CASES)
@@ -223,10 +145,8 @@ def test_moving_one_temperature_late_is_seen(generator, monkeypatch):
 
 
 def test_a_step_tuned_on_the_chain_itself_is_seen(generator, monkeypatch):
-    # one chain, which is its own pilot: the move depends on the state it moves
     def own(path, state, t, step, **settings):
-        small = torch.where(state.z[..., 0] < 1.0, 0.02, 0.9)
-        return transition(path, state, t, small, **settings)
+        return transition(path, state, t, torch.where(state.z[..., 0] < 1.0, 0.02, 0.9), **settings)
 
     monkeypatch.setattr(annealed, "transition", own)
     with pytest.raises(AssertionError, match="standard errors"):
@@ -273,31 +193,6 @@ def test_a_stratified_start_is_weighted_by_its_realised_shares(generator):
     assert_mean(ratio(initial), 1.0, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean(ratio(Nominal(initial)), 1.0, rate=1e-6)
-
-
-class Everywhere:
-    """One distribution for all observations."""
-
-    def __init__(self, q: Elliptical) -> None:
-        self.q = q
-
-    def draw(self, x: Tensor, k: int, *, generator) -> Draws:
-        z = self.q.loc + self.q.root.apply(torch.randn(k, *x.shape[:-1], 1, generator=generator, dtype=x.dtype))
-        return Draws(z, self.q.log_prob(z))
-
-    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
-        return self.q.log_prob(z)
-
-
-class Nominal(Everywhere):
-    """A mixture that forgets which shares it realised."""
-
-    def draw(self, x: Tensor, k: int, *, generator) -> Draws:
-        z = self.q.draw(x, k, generator=generator).z
-        return Draws(z, self.q.log_prob(z, x))
-
-    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
-        return self.q.log_prob(z, x)
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
@@ -500,312 +395,3 @@ def test_bdmc_wants_a_latent_for_each_observation(generator):
     model = linear_gaussian()
     with pytest.raises(ShapeError, match="same observations"):
         bdmc(model, torch.zeros(3, 3), torch.zeros(2, 2), Prior(model.prior), generator=generator)
-
-
-# --- batches, chunks, cost --------------------------------------------------------------------------------------------
-
-
-def test_observations_arrive_at_their_own_pace_and_then_cost_nothing(generator):
-    model, x = Poisson(), torch.tensor([[3.0], [0.0], [400.0], [3.0]], dtype=DOUBLE)
-    result = smc(model, x, Prior(model.prior), n_particles=512, generator=generator)
-    assert result.n_temperatures[2] > 2 * result.n_temperatures[0]
-    assert torch.equal(result.n_gradients, 512 * (1 + 3 * result.n_temperatures))
-    probes = 2 + 4
-    assert model.rows == result.n_gradients.sum() + probes
-    assert_within(result.log_evidence, model.log_evidence(x), result.standard_error, rate=1e-6)
-
-
-def test_ais_counts_its_gradients(generator):
-    model, x = Poisson(), torch.tensor([[3.0], [0.0]], dtype=DOUBLE)
-    result = ais(
-        model, x, Prior(model.prior), n_chains=5, n_pilots=3, temperatures=7, n_leapfrog=4, generator=generator
-    )
-    assert result.n_gradients.tolist() == [8 * (1 + 7 * 4)] * 2
-    assert model.rows == result.n_gradients.sum() + 2 + 4
-    assert result.step_size.shape == (7, 2)
-
-
-@pytest.mark.parametrize("sampler", ["ais", "smc"])
-def test_chunks_bound_the_work_at_a_time(sampler, generator):
-    model, x = Poisson(), torch.arange(30, dtype=DOUBLE).unsqueeze(-1) % 7
-    path = Path(model, Prior(model.prior), x)
-    rows = 72 if sampler == "ais" else 512
-    each = memory.bytes_per_particle(path, rows, generator=generator)
-    seen: list[tuple[int, int]] = []
-
-    def run(n_chunks: int):
-        settings = {"generator": seeded(5), "progress": lambda done, total, what: seen.append((done, total))}
-        if sampler == "ais":
-            most = each * 72 * -(-30 // n_chunks)
-            return ais(
-                model,
-                x,
-                path.initial,
-                n_chains=64,
-                n_pilots=8,
-                temperatures=8,
-                n_leapfrog=2,
-                max_bytes=most,
-                **settings,
-            )
-        return smc(model, x, path.initial, n_particles=512, max_bytes=each * 512 * -(-30 // n_chunks), **settings)
-
-    whole, model.most_rows = run(1), 0
-    seen.clear()
-    parts = run(4)
-    assert model.most_rows == rows * 8
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
-    assert parts.z.shape == whole.z.shape
-    truth = model.log_evidence(x)
-    for result in (whole, parts):
-        assert_within(result.log_evidence, truth, result.standard_error, rate=1e-6)
-    assert torch.equal(run(4).log_w, parts.log_w)
-    assert not torch.equal(whole.log_w, parts.log_w)
-
-
-def test_bdmc_works_in_chunks(generator):
-    model = linear_gaussian()
-    x, z = model.simulate(3, generator=generator)
-    settings = {"n_chains": 20, "temperatures": 30, "n_leapfrog": 3, "generator": generator}
-    sandwich = bdmc(model, x, z, Prior(model.prior), max_bytes=1, **settings)
-    assert sandwich.forward.step_size.shape == (30, 3)
-    assert (sandwich.upper - model.log_evidence(x)).abs().max() < 1
-    assert (sandwich.lower - model.log_evidence(x)).abs().max() < 1
-
-
-@pytest.mark.parametrize("sampler", ["ais", "smc", "bdmc"])
-def test_same_seed_same_result(sampler):
-    model = linear_gaussian()
-    x, z = model.simulate(3, generator=seeded(1))
-
-    def run(seed: int) -> Tensor:
-        initial, generator = Prior(model.prior), seeded(seed)
-        if sampler == "smc":
-            return smc(model, x, initial, n_particles=64, generator=generator).log_w
-        settings = {"n_chains": 4, "temperatures": 5, "n_leapfrog": 2, "generator": generator}
-        return (
-            ais(model, x, initial, **settings).log_w if sampler == "ais" else bdmc(model, x, z, initial, **settings).gap
-        )
-
-    assert torch.equal(run(3), run(3))
-    assert not torch.equal(run(3), run(4))
-
-
-@pytest.mark.parametrize("generators", [1, 2])
-def test_stacked_batches(generators):
-    model, x = linear_gaussian(), torch.randn(2, 5, 3, generator=seeded(0), dtype=DOUBLE)
-    generator = tuple(seeded(i) for i in range(generators))
-    annealing = ais(model, x, Prior(model.prior), n_chains=200, temperatures=20, n_leapfrog=3, generator=generator)
-    particles = smc(model, x, Prior(model.prior), n_particles=1024, generator=generator)
-    for result in (annealing, particles):
-        assert result.z.shape[1:] == (2, 5, 2)
-        assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
-
-
-def test_single_precision_and_trainable_models(generator):
-    model = linear_gaussian().float()
-    x = torch.tensor([[1.0, -0.5, 0.3]])
-    result = smc(model, x, Prior(model.prior), generator=generator)
-    assert result.z.dtype == torch.float32
-    assert result.log_w.dtype == DOUBLE
-    assert not result.z.requires_grad
-    assert model.log_noise.grad is None
-    assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
-
-
-class Bound:
-    """A proposal made for its observations, which can be narrowed to some of them."""
-
-    def __init__(self, q: Elliptical) -> None:
-        self.q = q
-
-    def draw(self, x: Tensor, k: int, *, generator) -> Draws:
-        return self.q.draw(x, k, generator=generator)
-
-    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
-        return self.q.log_prob(z)
-
-
-class Narrowing(Bound):
-    def select(self, index: Tensor) -> Narrowing:
-        root = type(self.q.root)(*(part.index_select(0, index) for part in self.q.root))
-        return Narrowing(replace(self.q, loc=self.q.loc.index_select(0, index), root=root))
-
-
-def test_a_start_bound_to_its_observations(generator):
-    model = linear_gaussian()
-    x, _ = model.simulate(6, generator=generator)
-    x[0] *= 5
-    initial = Narrowing(model.posterior(x, inflate=1.5).detach())
-    result = smc(model, x, initial, n_particles=256, max_bytes=1, generator=generator)
-    assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
-    with pytest.raises(ShapeError, match="observations"):
-        smc(model, x, Bound(initial.q), n_particles=256, max_bytes=1, generator=generator)
-
-
-def test_an_exact_start_needs_one_temperature_and_gives_the_exact_evidence(generator):
-    model = linear_gaussian()
-    x, _ = model.simulate(4, generator=generator)
-    result = smc(model, x, Narrowing(model.posterior(x).detach()), n_particles=64, generator=generator)
-    assert result.n_temperatures.tolist() == [1] * 4
-    torch.testing.assert_close(result.log_evidence, model.log_evidence(x).detach(), atol=1e-10, rtol=0)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_within_its_memory():
-    model, generator = linear_gaussian().float().cuda(), seeded(0, "cuda")
-    x = torch.randn(2000, 3, generator=generator, device="cuda")
-    truth, initial, most = model.log_evidence(x).detach(), Prior(model.prior), 2**26
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = smc(model, x, initial, n_particles=1024, max_bytes=most, generator=generator)
-    kept = result.z.numel() * 4 + result.log_w.numel() * 8
-    # the results of chunks are joined at the end, which holds them twice
-    assert torch.cuda.max_memory_allocated() - before < 1.2 * most + 2 * kept
-    assert_within(result.log_evidence, truth, result.standard_error, rate=1e-6)
-    settings = {"n_chains": 100, "temperatures": 20, "n_leapfrog": 3, "generator": generator}
-    annealing = ais(model, x[:50], initial, **settings)
-    assert_within(annealing.log_evidence, truth[:50], annealing.standard_error, rate=1e-6)
-    assert 0 < free_bytes("cuda") <= torch.cuda.mem_get_info()[1]
-
-
-# --- the parts --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [linear, sigmoid, geometric])
-@pytest.mark.parametrize("n", [1, 2, 100])
-def test_schedules_rise_from_zero_to_one(make, n):
-    t = make(n)
-    assert t.shape == (n + 1,)
-    assert t[0] == 0
-    assert t[-1] == 1
-    assert (t.diff() > 0).all()
-
-
-def test_the_sigmoid_schedule_is_symmetric_and_fine_at_both_ends():
-    t = sigmoid(10)
-    torch.testing.assert_close(t, 1 - t.flip(0))
-    assert t[1] == pytest.approx((torch.sigmoid(torch.tensor(-3.2)) - torch.sigmoid(torch.tensor(-4.0))) / 0.96402758)
-
-
-def test_systematic_resampling_rounds_every_count(generator):
-    log_w = torch.randn(50, 3, generator=generator, dtype=DOUBLE)
-    ancestors = resampling.systematic(log_w, torch.rand(3, generator=generator, dtype=DOUBLE))
-    for j in range(3):
-        count, expected = torch.bincount(ancestors[:, j], minlength=50), 50 * log_w[:, j].softmax(0)
-        assert ((count >= expected.floor()) & (count <= expected.ceil())).all()
-
-
-def test_systematic_resampling_is_unbiased(generator):
-    log_w = torch.tensor([0.0, 1.0, -1.0], dtype=DOUBLE).unsqueeze(-1).expand(3, 20_000)
-    ancestors = resampling.systematic(log_w, torch.rand(20_000, generator=generator, dtype=DOUBLE))
-    for i, share in enumerate(log_w[:, 0].softmax(0).tolist()):
-        assert_mean((ancestors == i).double().mean(0), share, rate=1e-6)
-
-
-def test_the_next_temperature_meets_its_target(generator):
-    model, x = Poisson(), torch.tensor([[0.0], [9.0], [40.0], [1.0]], dtype=DOUBLE)
-    path = Path(model, Prior(model.prior), x)
-    state = path.evaluate(path.draw(1000, generator=generator).z)
-    log_w, t = torch.randn(1000, 4, generator=generator, dtype=DOUBLE), torch.tensor([0.0, 0.2, 0.0, 0.9999]).double()
-    to = resampling.next_temperature(state, log_w, t, 0.6)
-    assert to[3] == 1
-    assert (to > t).all()
-    kept = resampling.conditional_ess(log_w, state.log_increment(t, to))
-    torch.testing.assert_close(kept[1:3], torch.full((2,), 0.6, dtype=DOUBLE), atol=2e-3, rtol=0)
-    assert kept[3] > 0.6
-
-
-def test_conditional_ess_with_equal_weights_is_the_ess(generator):
-    log_v = torch.randn(20, 3, generator=generator, dtype=DOUBLE)
-    equal = resampling.conditional_ess(torch.zeros(20, 3, dtype=DOUBLE), log_v)
-    v = log_v.exp()
-    torch.testing.assert_close(equal, v.sum(0) ** 2 / (20 * v.square().sum(0)))
-    torch.testing.assert_close(resampling.relative_ess(log_v), equal)
-
-
-def test_the_covariance_root_is_that_of_the_weighted_particles(generator):
-    z = torch.randn(60, 1, 2, generator=generator, dtype=DOUBLE) @ torch.tensor([[1.0, 0.5], [0.0, 0.1]], dtype=DOUBLE)
-    log_w = torch.randn(60, 1, generator=generator, dtype=DOUBLE)
-    root, weight = resampling.covariance_root(z, log_w)[0], log_w[:, 0].softmax(0)
-    share = 2 / (2 + 1 / weight.square().sum())
-    weighted = torch.cov(z[:, 0].mT, correction=0, aweights=weight)
-    torch.testing.assert_close(root @ root.mT, (1 - share) * weighted + share * torch.diag(z[:, 0].var(0)))
-    assert (root.triu(1) == 0).all()
-
-
-def test_the_covariance_root_survives_few_particles(generator):
-    z = torch.randn(8, 3, 4, generator=generator, dtype=DOUBLE)
-    log_w = torch.zeros(8, 3, dtype=DOUBLE)
-    log_w[1:, 1], log_w[:, 2] = -torch.inf, -torch.inf  # one left, none left
-    root = resampling.covariance_root(z, log_w)
-    assert torch.isfinite(root).all()
-    assert (root.diagonal(dim1=-2, dim2=-1) > 0.1).all()
-
-
-def test_the_standard_error_is_the_delta_method(generator):
-    w = torch.rand(30, 2, generator=generator, dtype=DOUBLE)
-    torch.testing.assert_close(log_standard_error(w.log() - 900), w.std(0) / math.sqrt(30) / w.mean(0))
-    assert log_standard_error(w[:1].log()).isnan().all()
-
-
-def test_memory_is_measured(monkeypatch, generator):
-    assert 0 < free_bytes("cpu") < 2**50
-    model = linear_gaussian()
-    path = Path(model, Prior(model.prior), torch.zeros(5, 3, dtype=DOUBLE))
-    small, states = memory.bytes_per_particle(path, 1, generator=generator), 24 * 2 * 8
-    assert states < small < 4096
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10 * small)
-    assert memory.default_budget(torch.device("cpu")) == 5 * small
-    assert [p.x.shape[0] for p in memory.chunks(path, 2, generator=generator, max_bytes=None)] == [2, 2, 1]
-    assert [p.x.shape[0] for p in memory.chunks(path, 2, generator=generator, max_bytes=1)] == [1] * 5
-
-
-def test_a_flat_start_has_no_gradient():
-    class Flat(Bound):
-        def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
-            return torch.zeros(z.shape[:-1], dtype=z.dtype)
-
-    path = Path(Poisson(), Flat(None), torch.ones(1, 1, dtype=DOUBLE))  # type: ignore[arg-type]
-    assert (path.evaluate(torch.zeros(3, 1, 1, dtype=DOUBLE)).grad_q == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_particles": 100}, "n_particles=96"),
-        ({"n_particles": 16}, "n_particles=32"),
-        ({"n_islands": 5}, "even"),
-        ({"ess_target": 1.0}, "ess_target=1.0"),
-        ({"n_leapfrog": 0}, "n_leapfrog=0"),
-        ({"max_bytes": 0}, "max_bytes=0"),
-    ],
-)
-def test_smc_settings_that_have_no_meaning(settings, message, generator):
-    with pytest.raises(SettingError, match=message):
-        smc(Poisson(), torch.ones(2, 1, dtype=DOUBLE), Prior(Poisson.prior), generator=generator, **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperatures": torch.tensor([0.0, 0.5, 0.4, 1.0])}, "increase strictly"),
-        ({"temperatures": torch.tensor([0.1, 1.0])}, "increase strictly"),
-        ({"temperatures": 0}, "temperatures=0"),
-        ({"n_chains": 0}, "n_chains=0"),
-        ({"step_size": torch.ones(3, 2)}, r"\(500, 2\)"),
-    ],
-)
-def test_ais_settings_that_have_no_meaning(settings, message, generator):
-    with pytest.raises(SettingError, match=message):
-        ais(Poisson(), torch.ones(2, 1, dtype=DOUBLE), Prior(Poisson.prior), generator=generator, **settings)
-
-
-def test_bad_shapes_are_named(generator):
-    with pytest.raises(ShapeError, match=r"x\[None\]"):
-        smc(Poisson(), torch.ones(3, dtype=DOUBLE), Prior(Poisson.prior), generator=generator)
-    with pytest.raises(SettingError, match="first=2"):
-        geometric(10, 2.0)
-    assert schedules.as_schedule(7).shape == (8,)

@@ -120,6 +120,15 @@ def prepared(model: Model, x: Tensor) -> Any:
     return x if prepare is None else prepare(x)
 
 
+def restricted(q: Proposal, index: Tensor) -> Proposal:
+    """The proposal for the observations at `index` of the last batch axis.
+
+    One that was made for given observations offers ``select(index)``; an amortised one serves all as it is.
+    """
+    select = getattr(q, "select", None)
+    return q if select is None else select(index)
+
+
 def log_mean_exp(log_w: Tensor, dim: int = 0) -> Tensor:
     """Logarithm of the mean of exp(log_w) along `dim`, without leaving log space."""
     return torch.logsumexp(log_w, dim) - math.log(log_w.shape[dim])

@@ -163,6 +163,16 @@ class Elliptical:
             self, loc=self.loc[index], root=root, heading=None if self.heading is None else self.heading[index]
         )
 
+    def select(self, index: Tensor) -> Elliptical:
+        """The distributions of the observations at `index` of the last batch axis."""
+        axis = self.loc.dim() - 2
+        loc, root, heading = (
+            self.loc.index_select(axis, index),
+            type(self.root)(*(part.index_select(axis, index) for part in self.root)),
+            None if self.heading is None else self.heading.index_select(axis, index),
+        )
+        return replace(self, loc=loc, root=root, heading=heading)
+
     def scaled(self, factor: float) -> Elliptical:
         """The same location with the root multiplied by `factor`."""
         return replace(self, root=type(self.root)(*(factor * part for part in self.root)))

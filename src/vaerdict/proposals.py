@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from vaerdict import core
-from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents
+from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents, restricted
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
 from vaerdict.networks import MLP, stackable
 from vaerdict.noise import Randomness, Sobol, Source, as_source
@@ -343,6 +343,10 @@ class Mixture:
         """Log-density of the mixture with its nominal shares. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
         return self._log_density(z, x, {name: share for name, share in self.shares.items() if share > 0})
 
+    def select(self, index: Tensor) -> Mixture:
+        """The mixture for the observations at `index` of the last batch axis."""
+        return Mixture({name: restricted(q, index) for name, q in self.components.items()}, self.shares)
+
     def component_log_prob(self, z: Latent, x: Tensor) -> Tensor:
         """Log-density under each component. Shapes: ``(K, *batch, d) -> (components, K, *batch)``."""
         return torch.stack([q.log_prob(z, x) for q in self.components.values()])
@@ -430,15 +434,6 @@ def _fill(size: Tensor, floor: Tensor) -> Tensor:
         if torch.equal(below, held):
             return torch.where(held, floor, free)
         held = below
-
-
-def restricted(q: Proposal, index: Tensor | slice) -> Proposal:
-    """A proposal for some of the observations: distributions made for given ones are cut, others serve as they are."""
-    if isinstance(q, Elliptical):
-        return q.at(index)
-    if isinstance(q, Mixture):
-        return Mixture({name: restricted(part, index) for name, part in q.components.items()}, q.shares)
-    return q
 
 
 def check_latent(draws: Draws, prior: core.Prior) -> Draws:

@@ -18,6 +18,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
+from vaerdict.core import SettingError
 from vaerdict.distributions import Diagonal, Elliptical
 from vaerdict.experiments.runner import Unit
 from vaerdict.models.ppca import LambdaPPCA
@@ -59,6 +60,11 @@ class Preset:
     n_grid: int = 50
     n_zoom: int = 31
     n_draws: int = 100_000
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.loadings) - set(LOADINGS))
+        if unknown:
+            raise SettingError(f"no loadings {', '.join(unknown)}; choose from {', '.join(LOADINGS)}.")
 
 
 PRESETS = {

@@ -31,12 +31,13 @@ from vaerdict.core import (
     Proposal,
     SettingError,
     log_mean_exp,
+    restricted,
     silent,
 )
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness
 from vaerdict.procedure.weighing import weigh
-from vaerdict.proposals import Mixture, Prior, defensive, restricted
+from vaerdict.proposals import Mixture, Prior, defensive
 from vaerdict.refinement import refine, refine_elbo
 from vaerdict.samplers import smc
 
@@ -305,7 +306,7 @@ class _Ladder:
 
     def _proposals(self, active: Tensor) -> dict[str, Proposal]:
         """The proposals given, those made for all observations cut to the ones that still climb."""
-        return {name: restricted(q, active) for name, q in self.proposals.items()}
+        return {name: restricted(q, active.to(self.x.device)) for name, q in self.proposals.items()}
 
     def _smc(self, active: Tensor) -> Particles:
         n = _ISLANDS * math.ceil(self.n / _ISLANDS)

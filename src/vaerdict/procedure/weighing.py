@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vaerdict.core import Latent, Model, Proposal, check_log_weights, map_latent, prepared
+from vaerdict.core import Latent, Model, Proposal, check_log_weights, map_latent, prepared, restricted
 from vaerdict.noise import Randomness
-from vaerdict.proposals import check_latent, restricted
+from vaerdict.proposals import check_latent
 
 _PART = 2**24  # particle features worked on at a time: what a likelihood spreads out in memory
 
@@ -25,8 +25,7 @@ def weigh(model: Model, x: Tensor, q: Proposal, n: int, *, generator: Randomness
         return _weigh_part(model, x, q, n, generator)
     z: Latent = None
     log_w = torch.empty(0)
-    for start in range(0, x.shape[0], size):
-        rows = slice(start, min(start + size, x.shape[0]))
+    for rows in torch.arange(x.shape[0], device=x.device).split(size):
         part, weights = _weigh_part(model, x[rows], restricted(q, rows), n, generator)
         if z is None:
             z = map_latent(lambda t: t.new_empty(n, x.shape[0], *t.shape[2:]), part)
@@ -41,7 +40,7 @@ def _weigh_part(model: Model, x: Tensor, q: Proposal, n: int, generator: Randomn
     return z, check_log_weights(model.log_joint(prepared(model, x), z) - log_q)
 
 
-def _fill(whole: Latent, part: Latent, rows: slice) -> None:
+def _fill(whole: Latent, part: Latent, rows: Tensor) -> None:
     pairs = [(whole, part)] if isinstance(whole, Tensor) else zip(whole, part, strict=True)
     for target, values in pairs:
         target[:, rows] = values

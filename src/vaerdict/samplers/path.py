@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import Draws, Model, Proposal, ShapeError, prepared
+from vaerdict.core import Draws, Model, Proposal, ShapeError, prepared, restricted
 from vaerdict.noise import Randomness
 
 
@@ -80,10 +80,8 @@ class Path:
         return State(z.detach(), log_q.detach(), log_p.detach(), _gradient(log_q, z), _gradient(log_p, z))
 
     def select(self, index: Tensor) -> Path:
-        """The path for some of the observations. A proposal bound to its observations offers ``select`` as well."""
-        bound = getattr(self.initial, "select", None)
-        initial = self.initial if bound is None else bound(index)
-        return Path(self.model, initial, self.x.index_select(-2, index))
+        """The path for some of the observations."""
+        return Path(self.model, restricted(self.initial, index), self.x.index_select(-2, index))
 
     def _check(self, z: Tensor, log_q: Tensor, log_p: Tensor) -> None:
         if log_q.shape == z.shape[:-1] == log_p.shape:

@@ -1,0 +1,131 @@
+"""Small models with known evidence, and starts, for the tests of samplers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from scipy import integrate, stats
+from torch import Tensor
+
+from vaerdict.core import Draws
+from vaerdict.distributions import Elliptical, StandardNormal
+from vaerdict.models.ppca import PPCA
+
+DOUBLE = torch.float64
+LOG_2PI = math.log(2 * math.pi)
+
+
+class Poisson:
+    """z ~ N(0, 1), x ~ Poisson(exp(z + 1)): a skewed posterior; weights of an annealing from the prior are bounded."""
+
+    prior = StandardNormal(1)
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.most_rows = 0
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[..., 0], torch.lgamma(x[..., 0] + 1)
+
+    def log_joint(self, given: tuple[Tensor, Tensor], z: Tensor) -> Tensor:
+        x, constant = given
+        self.rows += z[..., 0].numel()
+        self.most_rows = max(self.most_rows, z[..., 0].numel())
+        log_rate = z[..., 0] + 1
+        return x * log_rate - log_rate.exp() - constant + self.prior.log_prob(z)
+
+    def log_evidence(self, x: Tensor) -> Tensor:
+        return _quadrature(lambda z, v: stats.poisson.pmf(v, math.exp(z + 1)) * stats.norm.pdf(z), x)
+
+
+class Gumbel:
+    """z ~ N(0, 1), x ~ Gumbel(z, 0.3): another skew, the other way."""
+
+    prior = StandardNormal(1)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        u = (x[..., 0] - z[..., 0]) / 0.3
+        return -u - torch.exp(-u) - math.log(0.3) + self.prior.log_prob(z)
+
+    def log_evidence(self, x: Tensor) -> Tensor:
+        return _quadrature(lambda z, v: stats.gumbel_r.pdf(v, z, 0.3) * stats.norm.pdf(z), x)
+
+
+class Bimodal:
+    """z ~ N(0, I_2), x ~ N(z_1^2 + 0.3 z_1 + z_2 / 2, 0.3^2): two uneven, curved modes."""
+
+    prior = StandardNormal(2)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        mean = z[..., 0].square() + 0.3 * z[..., 0] + 0.5 * z[..., 1]
+        log_lik = -0.5 * ((x[..., 0] - mean) / 0.3).square() - math.log(0.3) - 0.5 * LOG_2PI
+        return log_lik + self.prior.log_prob(z)
+
+    def log_evidence(self, x: Tensor) -> Tensor:
+        sd = math.sqrt(0.3**2 + 0.5**2)
+        return _quadrature(lambda z, v: stats.norm.pdf(v, z * z + 0.3 * z, sd) * stats.norm.pdf(z), x)
+
+
+def _quadrature(density, x: Tensor) -> Tensor:
+    points = [-2.0, -1.0, 0.0, 1.0, 2.0]
+    values = [integrate.quad(density, -9, 9, args=(v,), points=points, limit=200)[0] for v in x[:, 0].tolist()]
+    return torch.tensor(values, dtype=DOUBLE).log()
+
+
+def linear_gaussian() -> PPCA:
+    weight = torch.tensor([[1.0, 0.4], [-0.3, 0.8], [0.5, 0.5]], dtype=DOUBLE)
+    return PPCA(weight, torch.tensor([0.5, 0.7, 0.4], dtype=DOUBLE), torch.tensor([0.2, 0.0, -0.5], dtype=DOUBLE))
+
+
+CASES = {
+    "linear-gaussian": (linear_gaussian(), [[1.0, -0.5, 0.3], [-2.0, 1.0, 0.0], [0.2, 0.1, -0.6]]),
+    "poisson": (Poisson(), [[0.0], [3.0], [12.0]]),
+    "gumbel": (Gumbel(), [[-1.0], [0.4], [2.0]]),
+    "bimodal": (Bimodal(), [[0.0], [1.0], [2.5]]),
+}
+
+
+class Bound:
+    """A proposal made for its observations, which can be narrowed to some of them."""
+
+    def __init__(self, q: Elliptical) -> None:
+        self.q = q
+
+    def draw(self, x: Tensor, k: int, *, generator) -> Draws:
+        return self.q.draw(x, k, generator=generator)
+
+    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.q.log_prob(z)
+
+
+class Narrowing(Bound):
+    def select(self, index: Tensor) -> Narrowing:
+        root = type(self.q.root)(*(part.index_select(0, index) for part in self.q.root))
+        return Narrowing(replace(self.q, loc=self.q.loc.index_select(0, index), root=root))
+
+
+class Everywhere:
+    """One distribution for all observations."""
+
+    def __init__(self, q: Elliptical) -> None:
+        self.q = q
+
+    def draw(self, x: Tensor, k: int, *, generator) -> Draws:
+        z = self.q.loc + self.q.root.apply(torch.randn(k, *x.shape[:-1], 1, generator=generator, dtype=x.dtype))
+        return Draws(z, self.q.log_prob(z))
+
+    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.q.log_prob(z)
+
+
+class Nominal(Everywhere):
+    """A mixture that forgets which shares it realised."""
+
+    def draw(self, x: Tensor, k: int, *, generator) -> Draws:
+        z = self.q.draw(x, k, generator=generator).z
+        return Draws(z, self.q.log_prob(z, x))
+
+    def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
+        return self.q.log_prob(z, x)
