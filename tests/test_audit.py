@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import assert_mean
 from torch import Tensor
 from torch.nn import functional as F
 
 import vaerdict
+from checks import assert_mean
 from vaerdict.core import SettingError
 from vaerdict.experiments import audit, ppca
 from vaerdict.experiments.audit import Dropout, Preset
@@ -59,7 +59,7 @@ def test_derivatives_beside_the_exact_one():
     exact = rows["dreg"]["exact"]
 
     def bound(s: float) -> float:
-        law = [Gaussian(torch.zeros(1).double(), torch.full((1, 1), v).double()) for v in (1.0, s**2)]
+        law = [Gaussian(torch.zeros(1).double(), torch.full((1, 1), v, dtype=torch.float64)) for v in (1.0, s**2)]
         return 0.5 * math.log1p(gaussian_chi_square(*law).item())
 
     step, s = 1e-4, audit.START
@@ -71,14 +71,13 @@ def test_derivatives_beside_the_exact_one():
 
 
 def test_the_released_loss_runs_away_where_the_right_ones_land():
-    preset = replace(TINY, sign_steps=(200, 400))
+    preset = replace(TINY, sign_steps=(150, 300))
     rows = audit.fits(preset, 30)
     found = {row["loss"]: row for row in audit.landings(rows)}
     assert found["released"]["variance"] > 8 * found["released"]["best_variance"]
-    assert not found["released"]["lands"] and not found["pathwise"]["lands"]
-    assert found["score"]["lands"] and found["dreg"]["lands"]
+    assert {name for name, row in found.items() if row["lands"]} == {"score", "dreg"}
     assert found["dreg"]["best_variance"] == pytest.approx(1.3685, abs=1e-4)
-    ends = [row for row in rows if row["loss"] == "dreg" and row["steps"] == 400]
+    ends = [row for row in rows if row["loss"] == "dreg" and row["steps"] == 300]
     assert all(row["chi_square"] < 1.2 * row["best_chi_square"] for row in ends)
 
 
@@ -160,8 +159,10 @@ def test_tail_errors_of_the_generator_by_its_own_posterior_are_sampling_noise():
     exact = true.posterior(problem.data.x_test)
     few, many = (audit.tail_errors(problem, true, exact, n, seed=0) for n in (200, 3200))
     assert few["mae_model"] < 1e-5
-    assert few["mae"] == pytest.approx(0.0129, rel=0.2)  # the floor of 200 exact draws
-    assert many["mae_inference"] == pytest.approx(few["mae_inference"] / 4, rel=0.2)
+    for n, found in ((200, few), (3200, many)):
+        spread = (2 / math.pi * problem.truth * (1 - problem.truth) / n).sqrt().mean().item()  # of a share of n draws
+        assert found["mae"] == pytest.approx(spread, rel=0.1)
+        assert found["mae_inference"] == pytest.approx(spread, rel=0.1)
 
 
 def planted(**metrics: dict[str, float]) -> list[dict]:

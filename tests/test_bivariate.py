@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 
 import pytest
 import torch
-from checks import assert_mean
 
+from checks import assert_mean
 from vaerdict.core import SettingError
 from vaerdict.experiments import bivariate
 from vaerdict.experiments.bivariate import LOADINGS, MEANS, PRESETS, PROPOSALS, TRUE_LAMBDA, Example, Preset
@@ -17,6 +18,7 @@ from vaerdict.theory import Gaussian, gaussian_reverse_kl
 QUICK = PRESETS["quick"]
 
 
+@cache
 def panel(stage: str, means: str | None = None, loading: str = "entangled", preset: Preset = QUICK) -> dict:
     wanted = {"stage": stage, "means": means, "loading": loading}
     (unit,) = [u for u in bivariate.units(preset) if wanted.items() <= u.items()]
@@ -43,7 +45,7 @@ def test_ellipses_are_the_closed_forms_of_two_dimensions():
         assert by[name]["a_norm"] == pytest.approx(norm)
     assert expected["VAE"] < max(by["IWAE"]["variance_ratio"]) < 1
     assert all(row["mean"] == found["posterior"]["mean"] for row in found["proposals"])
-    assert holds(found, "underestimates") and holds(found, "norm of A")
+    assert all(claim["holds"] for claim in found["claims"])
 
 
 def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_documented_correlations():
@@ -94,21 +96,22 @@ def test_the_evidence_selects_the_truth_with_the_standard_error_of_maximum_likel
 @pytest.mark.parametrize("means", MEANS)
 def test_curves_lie_below_the_evidence_and_their_maxima_in_the_zoom(means):
     found = panel("selection", means)
-    evidence, curves = found["curves"].pop("EVIDENCE"), found["curves"]
+    curves = found["curves"]
     for curve in curves.values():
-        slack = torch.tensor(evidence["value"]) - torch.tensor(curve["value"])
+        slack = torch.tensor(curves["EVIDENCE"]["value"]) - torch.tensor(curve["value"])
         assert (slack > -4 * torch.tensor(curve["mcse"])).all()
         assert all(0 < error < 1 for error in curve["mcse"])
     for row in found["selection"]:
         assert found["zoom_grid"][0] <= row["lambda"] <= found["zoom_grid"][-1]
         assert not row["at_edge"]
         top = max(found["zoom"][row["proposal"]]["value"])
-        assert top >= max({**curves, "EVIDENCE": evidence}[row["proposal"]]["value"]) - 0.05
+        assert top >= max(curves[row["proposal"]]["value"]) - 0.05
 
 
 def test_the_claim_on_bias_holds_with_exact_means_and_is_reversed_with_frozen_ones():
     exact, frozen = panel("selection", "exact"), panel("selection", "frozen")
-    assert holds(exact, "higher bias") and holds(exact, "slope of their slack")
+    assert holds(exact, "higher bias")
+    assert holds(exact, "slope of their slack")
     assert not holds(frozen, "higher bias")
     for found, sign in ((exact, 1), (frozen, -1)):
         (claim,) = [c for c in found["claims"] if "higher bias" in c["claim"]]

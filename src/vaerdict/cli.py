@@ -147,7 +147,7 @@ def bench(
         with progress_bar() as progress:
             result = run(each, quick=quick, progress=progress)
         write_json(out / f"{each}.json", result)
-        _print_json(result) if as_json else _rows(f"{each} ({result['machine']})", result["rows"])
+        _print_json(result) if as_json else _rows(_title(result), result["rows"])
 
 
 def _read_weights(path: Path) -> torch.Tensor:
@@ -206,6 +206,12 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     screen.print(table)
+
+
+def _title(result: dict[str, Any]) -> str:
+    found = result["hardware"]
+    place = f"{found['threads']} threads of {found['cores']} cores, {found['accelerator'] or 'no GPU'}"
+    return f"{result['benchmark']}: {place}"
 
 
 def _cell(value: Any) -> str:

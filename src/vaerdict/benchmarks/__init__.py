@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
-import torch
-
 from vaerdict.core import Progress, SettingError, silent
+from vaerdict.experiments.runner import hardware, versions
 
 BENCHMARKS = ("psis", "ppca", "samplers", "ladder")
 
@@ -19,11 +16,4 @@ def run(name: str, *, quick: bool = False, progress: Progress = silent) -> dict[
     if name not in BENCHMARKS:
         raise SettingError(f"no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}.")
     rows = import_module(f"vaerdict.benchmarks.{name}").run(quick=quick, progress=progress)
-    accelerator = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return {
-        "benchmark": name,
-        "quick": quick,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads{accelerator}",
-        "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in ("vaerdict", "torch")}},
-        "rows": rows,
-    }
+    return {"benchmark": name, "quick": quick, "hardware": hardware(), "versions": versions(), "rows": rows}

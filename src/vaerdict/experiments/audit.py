@@ -219,7 +219,7 @@ def _losses(chi: Loss, q: Elliptical, noise: Noise, log_p: Callable[[Tensor], Te
 
 
 def landings(rows: Sequence[Row]) -> list[Row]:
-    """Where each loss ends: the median over replicates and the later half of training. It lands within 15 % of the best.
+    """Where each loss ends: the median over replicates and the later half of training; `lands` within 15 % of best.
 
     A variance that collapsed or ran away is given by its logarithm alone.
     """

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from vaerdict import __version__
 from vaerdict.core import Progress, SettingError, silent
 
 Unit = dict[str, Any]
@@ -131,16 +132,27 @@ def manifest(
     settings: dict[str, Any], seconds: dict[str, float], *, data: torch.Tensor | None = None
 ) -> dict[str, Any]:
     """What produced a result: command, settings, versions, data hash, hardware, seconds."""
-    packages = ("vaerdict", "torch", "numpy", "scipy")
     return {
         "command": ["vaerdict", *sys.argv[1:]],
         "settings": settings,
-        "versions": {"python": platform.python_version(), **{p: metadata.version(p) for p in packages}},
-        "hardware": {
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
+        "versions": versions(),
+        "hardware": hardware(),
         "data_sha256": None if data is None else hashlib.sha256(data.contiguous().numpy().tobytes()).hexdigest(),
         "seconds": seconds,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of this package and of what its numbers come from."""
+    others = {name: metadata.version(name) for name in ("torch", "numpy", "scipy")}
+    return {"python": platform.python_version(), "vaerdict": __version__, **others}
+
+
+def hardware() -> dict[str, Any]:
+    """What the numbers were computed on."""
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

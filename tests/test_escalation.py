@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from checks import assert_within, chi_square_rate
+from vaerdict.core import SettingError, ShapeError
+from vaerdict.diagnostics import Verdict
+from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.models.ppca import PPCA
+from vaerdict.noise import seeded
+from vaerdict.procedure import Posterior, escalation, expect, posterior
+from vaerdict.procedure.escalation import RUNGS, island_mcse
+from vaerdict.proposals import Prior, Trainable
+
+MODEL = PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 0.8).requires_grad_(False)
+X = MODEL.simulate(60, generator=seeded(1))[0]
+EXACT = MODEL.posterior(X)
+SD = EXACT.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+
+
+class Near(Trainable):
+    """An encoder that knows the exact posterior, widened, and shifted by some of its standard deviations."""
+
+    def __init__(self, inflate: float, shift: float = 0.0) -> None:
+        super().__init__()
+        self.inflate, self.shift = inflate, shift
+
+    def forward(self, x: Tensor) -> Elliptical:
+        q = MODEL.posterior(x, inflate=self.inflate)
+        return replace(q, loc=q.loc + self.shift * q.root.apply(torch.ones_like(q.loc)))
+
+
+def positive(z: Tensor) -> Tensor:
+    return (z[..., 0] > 0).double()
+
+
+def rungs(answer: Posterior) -> set[str]:
+    assert answer.record is not None
+    return set(answer.record.rung)
+
+
+# ------------------------------------------------------------------------------------------ pPCA, where all is known
+POOR = {"narrow and off": Near(0.3, 3.0), "far too narrow": Near(0.1), "wide and off": Near(9.0, 2.0), "none": {}}
+
+
+@pytest.mark.parametrize("name", POOR)
+def test_whatever_the_encoder_answers_are_within_tolerance_and_calibrated(name):
+    answer = posterior(MODEL, X, POOR[name], 500, tolerance=0.06, generator=seeded(2))
+    assert answer.record is not None
+    assert (answer.verdict == Verdict.OK).all()
+    assert rungs(answer) <= {"MIS", "REFINED"}
+    mean = answer.expect(lambda z: z)
+    assert (mean.mcse <= 0.0601 * SD * (1 + 0.2)).all()  # the spread it is measured in is itself an estimate
+    assert_within(mean.value / SD, EXACT.loc / SD, torch.full_like(SD, 0.06), rate=1e-6)
+    score = (mean.value - EXACT.loc) / mean.mcse
+    assert 1e-6 < chi_square_rate(score) < 1 - 1e-4  # neither too sure nor too modest
+    with pytest.raises(AssertionError, match="standard errors off"):
+        assert_within(mean.value + 0.3 * SD, EXACT.loc, mean.mcse, rate=1e-6)
+
+
+def test_a_good_proposal_answers_at_once():
+    answer = posterior(MODEL, X, Near(1.05), 500, tolerance=0.06)
+    assert answer.record is not None
+    assert rungs(answer) == {"plugin"}
+    assert answer.record.summary() == {"plugin": 60, "refused": 0}
+    assert all(
+        re.fullmatch(r"PSIS: k-hat -?\d\.\d\d, Monte-Carlo error 0\.\d+ within 0\.06", r) for r in answer.record.reason
+    )
+    fair = posterior(MODEL, X, Near(1.8), 1000, tolerance=0.06)
+    assert rungs(fair) == {"PSIS"}  # weights that matter, and can be trusted
+
+
+def test_the_first_proposal_is_asked_first_and_the_mixture_next():
+    good, useless = Near(1.3), Near(0.1, 30.0)
+    assert rungs(posterior(MODEL, X, {"good": good, "useless": useless}, 1000, tolerance=0.08)) <= {"plugin", "PSIS"}
+    assert rungs(posterior(MODEL, X, {"useless": useless, "good": good}, 1000, tolerance=0.08)) == {"MIS"}
+
+
+def test_the_prior_among_the_proposals_is_the_one_every_rung_adds():
+    with_prior = posterior(MODEL, X, {"q": Near(0.1), "PRIOR": Prior(MODEL.prior)}, 500, tolerance=0.06)
+    without = posterior(MODEL, X, {"q": Near(0.1)}, 500, tolerance=0.06)
+    assert torch.equal(with_prior.log_w, without.log_w)
+
+
+def test_costs_are_counted():
+    n = 500
+    easy, hard = (posterior(MODEL, X, q, n, tolerance=0.06).record for q in (Near(1.05), Near(0.1)))
+    assert easy is not None
+    assert hard is not None
+    # 16 scouts take a few Newton steps of 1 + 2 backward passes; the draws of scouts and proposal are n each
+    assert (easy.cost >= 2 * n + 16 * 3).all()
+    assert (easy.cost <= 2 * n + 16 * 3 * 20).all()
+    assert (hard.cost >= 4 * n + 2 * 16 * 3).all()  # and the mixture, and the refined one with scouts of its own
+    none = posterior(MODEL, X, {}, n, tolerance=0.06).record
+    assert none is not None
+    assert (none.cost < easy.cost).all()
+
+
+def test_the_same_seed_gives_the_same_record():
+    first, again = (posterior(MODEL, X, Near(0.3, 3.0), 300, tolerance=0.1, generator=seeded(4)) for _ in range(2))
+    other = posterior(MODEL, X, Near(0.3, 3.0), 300, tolerance=0.1, generator=seeded(5))
+    assert torch.equal(first.z, again.z)
+    assert torch.equal(first.log_w, again.log_w)
+    assert str(first.record) == str(again.record)
+    assert not torch.equal(first.log_w, other.log_w)
+
+
+def test_expect_answers_with_all_that_speaks_for_it():
+    heard: list[tuple[int, int, str]] = []
+    answer = expect(MODEL, X, positive, Near(0.3, 3.0), 1000, tolerance=0.03, progress=lambda *args: heard.append(args))
+    exact = MODEL.tail_probability(X, torch.zeros(1))[:, 0]
+    assert_within(answer.value, exact, torch.full_like(exact, 0.03), rate=1e-6)
+    assert (answer.mcse <= 0.03).all()
+    assert (answer.verdict == Verdict.OK).all()
+    assert len(answer.rung) == len(answer.reason) == len(answer.cost) == 60
+    assert set(answer.rung) <= set(RUNGS)
+    assert [number for number, _, _ in heard] == list(range(1, len(heard) + 1))
+    assert heard[0] == (1, len(heard), "PSIS: 60 observations")
+    assert heard[-1][2] == "SMC: 0 observations"
+
+
+# ------------------------------------------------------------------------------------------------ two modes
+class Folded:
+    """x_0 = |z_0| + 0.1 e, x_1 = z_1 + 0.3 e: the sign of z_0 is never seen, so P(z_0 > 0 | x) is one half."""
+
+    prior = StandardNormal(2)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        residual = torch.stack([(x[..., 0] - z[..., 0].abs()) / 0.1, (x[..., 1] - z[..., 1]) / 0.3], -1)
+        return -0.5 * residual.square().sum(-1) + self.prior.log_prob(z)
+
+
+class PositiveHalf(Trainable):
+    """An encoder that has learned one of the two modes, and that one well."""
+
+    def forward(self, x: Tensor) -> Elliptical:
+        loc = x.clamp_min(torch.tensor([0.0, -torch.inf])) / torch.tensor([1.01, 1.09])
+        return Elliptical(loc, Diagonal(torch.tensor([0.11, 0.32]).to(loc).expand_as(loc)))
+
+
+def folded(n: int) -> Tensor:
+    z, e = torch.randn(2, n, 2, generator=seeded(6), dtype=torch.double)
+    return torch.stack([z[:, 0].abs() + 0.1 * e[:, 0], z[:, 1] + 0.3 * e[:, 1]], -1)
+
+
+def wrong_and_certified(x: Tensor) -> tuple[int, int]:
+    """Answers off by more than a quarter that were certified, and how many were."""
+    answer = expect(Folded(), x, positive, PositiveHalf(), 500, tolerance=0.05, generator=seeded(7))
+    certified = answer.verdict == Verdict.OK
+    return int((certified & ((answer.value - 0.5).abs() > 0.25)).sum()), int(certified.sum())
+
+
+def test_a_lost_mode_does_not_show_in_the_weights():
+    x = folded(120)
+    x = x[x[:, 0] > 0.5]  # modes that do not touch
+    answer = posterior(Folded(), x, PositiveHalf(), 500)
+    assert len(x) > 60
+    assert (answer.khat < 0.5).all()
+    assert (answer.ess > 350).all()
+    assert (answer.verdict == Verdict.OK).all()
+    assert (answer.expect(positive).value - 0.5).min() > 0.499
+
+
+def test_escalation_never_certifies_half_a_posterior():
+    """16 scouts from the prior all land on the encoder's side once in 2^16 times: 0.2 % in 120 observations."""
+    wrong, certified = wrong_and_certified(folded(120))
+    assert wrong == 0
+    assert certified > 100
+
+
+def test_without_the_evidence_of_others_it_would(monkeypatch):
+    nothing = property(lambda self: torch.full_like(self.log_evidence, -torch.inf))
+    monkeypatch.setattr(escalation.Judgement, "surely", nothing)
+    wrong, _ = wrong_and_certified(folded(120))
+    assert wrong > 60
+
+
+def test_what_was_missed_is_said():
+    x = folded(120)
+    x = x[x[:, 0] > 0.5][:10]
+    answer = expect(Folded(), x, positive, PositiveHalf(), 500, tolerance=0.05, budget=1800, generator=seeded(7))
+    assert (answer.verdict == Verdict.REFUSE).all()
+    message = (
+        r"the budget of 1800 evaluations ends before (MIS|REFINED); (PSIS|MIS) misses posterior mass that other draws"
+    )
+    assert all(re.match(message, reason) for reason in answer.reason), answer.reason
+
+
+# ----------------------------------------------------------------------------------------------- a ring: SMC
+class Ring:
+    """x is the distance of z from (1/2, 0), up to noise: a thin ring, which no ellipse fits."""
+
+    prior = StandardNormal(2)
+    sd = 0.02
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        radius = (z - torch.tensor([0.5, 0.0]).to(z)).norm(dim=-1)
+        return -0.5 * ((x[..., 0] - radius) / self.sd).square() + self.prior.log_prob(z)
+
+    def exact(self, x: Tensor, f) -> Tensor:
+        """Posterior mean of f by quadrature in polar coordinates about the centre. Shapes: ``(m, 1) -> (m, out)``."""
+        radius = x + self.sd * torch.linspace(-6, 6, 121, dtype=x.dtype)
+        angle = torch.arange(400, dtype=x.dtype) * 2 * math.pi / 400
+        r, a = radius.T[:, None], angle[None, :, None]
+        z = torch.stack([0.5 + r * a.cos(), r * a.sin()], -1).flatten(0, 1)
+        weight = torch.softmax(self.log_joint(x, z) + r.expand(121, 400, len(x)).flatten(0, 1).log(), 0)
+        return (weight.unsqueeze(-1) * f(z)).sum(0)
+
+
+def moments(z: Tensor) -> Tensor:
+    return torch.stack([z[..., 0], z[..., 1], z[..., 1].square()], -1)
+
+
+@pytest.fixture(scope="module")
+def ring() -> tuple[Tensor, Posterior]:
+    x = torch.linspace(0.8, 2.2, 40, dtype=torch.double).unsqueeze(-1)
+    return x, posterior(Ring(), x, {}, 1024, tolerance=0.15, query=moments, generator=seeded(8))
+
+
+def test_quadrature_itself():
+    """At radius x the angle has density exp(-x cos(a) / 2), whose mean cosine is -I_1(x/2) / I_0(x/2)."""
+    x = torch.tensor([[0.8], [2.0]], dtype=torch.double)
+    mean = Ring().exact(x, moments)
+    cosine = -torch.special.i1(x[:, 0] / 2) / torch.special.i0(x[:, 0] / 2)
+    torch.testing.assert_close(mean[:, 0], 0.5 + x[:, 0] * cosine, atol=1e-3, rtol=0)
+    assert mean[:, 1].abs().max() < 1e-9
+
+
+def test_sequential_monte_carlo_answers_where_no_ellipse_fits(ring):
+    x, answer = ring
+    assert answer.record is not None
+    by_smc = torch.tensor([r == "SMC" for r in answer.record.rung]) & (answer.verdict == Verdict.OK)
+    assert by_smc.sum() > 20
+    assert (answer.record.islands[by_smc] == 16).all()
+    estimate, exact = answer.expect(moments), Ring().exact(x, moments)
+    assert (estimate.mcse[by_smc] <= 0.15).all()
+    torch.testing.assert_close(answer.record.mcse[by_smc].double(), estimate.mcse[by_smc].amax(-1), rtol=1e-5, atol=0)
+    # from 16 islands the error is itself known to a fifth: Student's t with 15 degrees of freedom, not a normal
+    score = ((estimate.value - exact) / estimate.mcse)[by_smc]
+    assert 0.6 < score.square().mean() < 1.7  # 15/13 in the long run
+    assert score.abs().max() < 6.5
+    assert (answer.record.cost[by_smc] > 10 * 1024).all()
+    for i in by_smc.nonzero().flatten().tolist():
+        assert answer.record.reason[i].startswith("SMC: ")
+
+
+def test_island_errors_are_those_of_independent_groups():
+    """The standard error of 16 means of 40 numbers is that of 640, whatever the weights inside."""
+    f = torch.randn(640, 50, 2, generator=seeded(9), dtype=torch.double)
+    same = island_mcse(f, torch.zeros(640, 50), 16)
+    assert same.shape == (50, 2)
+    torch.testing.assert_close(same.mean(), torch.tensor(640**-0.5).double(), rtol=0.05, atol=0)
+    dependent = f[:16].repeat(40, 1, 1)  # each island forty copies of one draw
+    torch.testing.assert_close(island_mcse(dependent, torch.zeros(640, 50), 16).mean().item(), 0.25, rtol=0.05, atol=0)
+    scaled = island_mcse(3 * f + 7, torch.full((640, 50), -900.0), 16)
+    torch.testing.assert_close(scaled, 3 * same)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+def test_an_unreachable_tolerance_is_refused_with_what_it_would_take():
+    answer = expect(MODEL, X[:4], lambda z: z, Near(1.05), 128, tolerance=1e-3)
+    assert (answer.verdict == Verdict.REFUSE).all()
+    for reason, mcse in zip(answer.reason, answer.mcse.amax(-1).tolist(), strict=True):
+        found = re.fullmatch(r"SMC: Monte-Carlo error \S+ exceeds 0\.001; about (\d+) times the draws would do", reason)
+        assert found, reason
+        assert 0.1 < int(found[1]) / (mcse / 1e-3) ** 2 < 10  # of the rung tried last; the answer is the best rung's
+    assert (answer.cost > 10 * 128).all()
+
+
+def test_a_budget_ends_the_climb_and_says_so():
+    answer = expect(MODEL, X, lambda z: z, Near(0.1), 500, tolerance=0.06, budget=1800)
+    assert (answer.verdict == Verdict.REFUSE).all()
+    assert all("the budget of 1800 evaluations ends before" in reason for reason in answer.reason)
+    assert all("is not reliable" in reason for reason in answer.reason)
+    enough = expect(MODEL, X, lambda z: z, Near(0.1), 500, tolerance=0.06, budget=5000)
+    assert (enough.verdict == Verdict.OK).all()
+
+
+def test_a_budget_that_pays_for_nothing_is_refused():
+    message = r"budget=900 evaluations for each observation do not pay for PSIS, the first rung, which takes 1000"
+    with pytest.raises(SettingError, match=message):
+        expect(MODEL, X, positive, Near(1.05), 500, budget=900)
+    with pytest.raises(SettingError, match="do not pay for REFINED, the first rung"):
+        expect(MODEL, X, positive, None, 500, budget=10)
+
+
+def test_bad_questions_are_refused():
+    with pytest.raises(SettingError, match=r"tolerance=0 must be positive"):
+        posterior(MODEL, X, Near(1.05), 500, tolerance=0)
+    with pytest.raises(SettingError, match="n=63 draws are too few to escalate with; use 64 or more"):
+        posterior(MODEL, X, Near(1.05), 63, tolerance=0.1)
+    assert posterior(MODEL, X, Near(1.05), 64, tolerance=0.5).z.shape == (64, 60, 2)
+    with pytest.raises(ShapeError, match=r"f of shape \(2,\) must begin with the shape of log_w, \(500, 60\)"):
+        expect(MODEL, X, lambda z: z.mean((0, 1)), Near(1.05), 500)
