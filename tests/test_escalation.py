@@ -184,12 +184,10 @@ def test_without_the_evidence_of_others_it_would(monkeypatch):
 def test_what_was_missed_is_said():
     x = folded(120)
     x = x[x[:, 0] > 0.5][:10]
-    answer = expect(Folded(), x, positive, PositiveHalf(), 500, tolerance=0.05, budget=1800, generator=seeded(7))
+    answer = expect(Folded(), x, positive, PositiveHalf(), 500, tolerance=0.05, budget=1400, generator=seeded(7))
     assert (answer.verdict == Verdict.REFUSE).all()
-    message = (
-        r"the budget of 1800 evaluations ends before (MIS|REFINED); (PSIS|MIS) misses posterior mass that other draws"
-    )
-    assert all(re.match(message, reason) for reason in answer.reason), answer.reason
+    said = "the budget of 1400 evaluations ends before MIS; PSIS misses posterior mass that other draws have found"
+    assert answer.reason == [said] * 10
 
 
 # ----------------------------------------------------------------------------------------------- a ring: SMC
@@ -276,8 +274,9 @@ def test_an_unreachable_tolerance_is_refused_with_what_it_would_take():
 def test_a_budget_ends_the_climb_and_says_so():
     answer = expect(MODEL, X, lambda z: z, Near(0.1), 500, tolerance=0.06, budget=1800)
     assert (answer.verdict == Verdict.REFUSE).all()
-    assert all("the budget of 1800 evaluations ends before" in reason for reason in answer.reason)
-    assert all("is not reliable" in reason for reason in answer.reason)
+    why = "(PSIS|MIS).*(is not reliable|misses posterior mass|times the draws would do)"
+    said = f"the budget of 1800 evaluations ends before (MIS|REFINED); {why}.*"
+    assert all(re.fullmatch(said, reason) for reason in answer.reason), answer.reason
     enough = expect(MODEL, X, lambda z: z, Near(0.1), 500, tolerance=0.06, budget=5000)
     assert (enough.verdict == Verdict.OK).all()
 
