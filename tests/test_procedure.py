@@ -18,7 +18,7 @@ from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Elliptical, StandardNormal
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
-from vaerdict.procedure import Posterior, ThreeStep, expect, posterior
+from vaerdict.procedure import Posterior, ThreeStep, expect, posterior, weighing
 from vaerdict.procedure.threestep import select
 from vaerdict.proposals import Normal, Student, Trainable
 from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Settings
@@ -106,6 +106,17 @@ def test_draws_repeat_and_follow_their_generator():
     quasi = posterior(MODEL, X, Near(MODEL, 1.1), 1024, generator=Sobol(seeded(0))).expect(lambda z: z)
     plain = posterior(MODEL, X, Near(MODEL, 1.1), 1024, generator=seeded(0)).expect(lambda z: z)
     assert (quasi.value - EXACT.loc).square().mean() < 0.1 * (plain.value - EXACT.loc).square().mean()
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["made for x", "amortised"])
+def test_particles_of_many_observations_are_drawn_some_at_a_time(made, monkeypatch):
+    monkeypatch.setattr(weighing, "_PART", 7 * 2000 * 5)  # seven observations
+    q = MODEL.posterior(X, inflate=1.3) if made else Near(MODEL)
+    answer = posterior(MODEL, X, q, 2000, generator=seeded(2))
+    torch.testing.assert_close(answer.log_w, MODEL.log_joint(X, answer.z) - Near(MODEL).log_prob(answer.z, X))
+    mean = answer.expect(lambda z: z)
+    assert_within(mean.value, EXACT.loc, mean.mcse, rate=1e-6)
+    assert len(answer.log_w.unique()) == answer.log_w.numel()  # no part repeats the noise of another
 
 
 def test_verdicts_follow_the_weights():

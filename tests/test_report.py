@@ -698,3 +698,18 @@ def test_results_are_not_changed_by_reporting(tmp_path):
     markdown(run_in(tmp_path, results))
     paper_claims(results["models"], results["cross"], {})
     assert results == kept
+
+
+def test_benchmarks_of_a_folder_become_tables_with_their_machine(tmp_path: Path) -> None:
+    row = {"case": "grid", "ours_s": 2.0, "peer": NASTY, "peer_s": 10.0, "ratio": 5.0}
+    hardware = {"machine": "x", "cores": 4, "threads": 2, "accelerator": None}
+    result = {"benchmark": "ppca", "hardware": hardware, "versions": {"torch": "2.13"}, "rows": [row]}
+    (tmp_path / "ppca.json").write_text(json.dumps(result))
+    told = markdown(tmp_path)
+    assert "2 threads of 4 CPU cores" in told
+    assert "| 5.0 |" in told
+    page = render(tmp_path).read_text()
+    assert NASTY not in page
+    (tmp_path / "ppca.json").write_text(json.dumps({**result, "rows": 3}))
+    with pytest.raises(DataError, match="run the experiment again"):
+        markdown(tmp_path)

@@ -247,9 +247,12 @@ class _Ladder:
     def _reason(self, name: str, judged: Judgement, j: int, missed: bool, done: bool) -> str:
         khat, mcse = judged.khat[j].item(), judged.mcse[j].item()
         if done:
-            return f"{name}: k-hat {khat:.2f}, Monte-Carlo error {mcse:.2g} within {self.tolerance:g}"
+            assessed = "" if math.isnan(khat) else f"k-hat {khat:.2f}, "
+            return f"{name}: {assessed}Monte-Carlo error {mcse:.2g} within {self.tolerance:g}"
         if missed:
             return f"{name} misses posterior mass that other draws have found"
+        if judged.verdict[j] != Verdict.OK and name == SMC:
+            return f"{name}: groups of particles that never met disagree on the evidence; more draws may settle it"
         if judged.verdict[j] != Verdict.OK:
             return f"{name}: k-hat {khat:.2f} with ESS {judged.ess[j].item():.0f} of {self.n} draws is not reliable"
         more = math.ceil((mcse / self.tolerance) ** 2)

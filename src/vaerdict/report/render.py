@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vaerdict.core import DataError, VaerdictError
-from vaerdict.report import audit, bivariate, demo, document, ppca, svg
+from vaerdict.report import audit, bench, bivariate, demo, document, ppca, svg
 from vaerdict.report.document import Document, slug
 from vaerdict.report.page import page, write_whole
 
@@ -49,7 +49,12 @@ def text(run_dir: Path) -> str:
 
 
 def load(run_dir: Path) -> Document:
-    """The report of a finished run, still to be drawn."""
+    """The report of a finished run, or of a folder of benchmark results, still to be drawn."""
+    if not (run_dir / "results.json").exists():
+        found = [r for r in map(_read, sorted(run_dir.glob("*.json"))) if "benchmark" in r]
+        if found:
+            with _well_formed(run_dir):
+                return bench.document(found)
     results = _read(run_dir / "results.json")
     experiment = results.get("experiment")
     if not isinstance(experiment, str) or experiment not in MAKERS:
