@@ -178,18 +178,20 @@ def _encoder(activation) -> MLP:
     return MLP(5, 4, (8,), generator=seeded(0), activation=activation, center=flat.mean(0), spread=flat.std(0)).double()
 
 
-@pytest.mark.parametrize("value", [{"power": 2.0}, [2.0], torch.tensor(2.0), 2.0])
-def test_plain_attributes_that_differ_keep_members_apart(value):
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"a": 2}, {"a": 3}), ([2], [3]), (torch.ones(1), torch.zeros(1)), (2.0, 3.0), ((1, [2]), (1, [3]))],
+)
+def test_plain_attributes_that_differ_keep_members_apart(one, other):
     """A stack is a copy of its first member: an attribute that is no tensor of the module would be lost on the rest."""
 
-    def made(attribute) -> Member:
+    def made(attribute: object) -> Member:
         m = member(IWAE, 0)
         m.model.extra = attribute
         return m
 
-    assert signature(made(value)) != signature(made(3.0))
-    shared = signature(made(value)) == signature(made(value))
-    assert shared  # one object is one value
+    assert signature(made(one)) != signature(made(other))
+    assert signature(made(one)) == signature(made(one))  # one object is one value
 
 
 # ------------------------------------------------------------------------------------- who learns from what
@@ -212,25 +214,30 @@ def test_each_objective_moves_its_own_part_alone():
         assert torch.equal(*weights) == model_moves
 
 
-@pytest.mark.parametrize("one", [VAE, WW, CHI], ids=lambda r: r.name)
-def test_gradients_are_those_of_the_recipe(one):
-    """By hand: theta by the recipe's bound, phi by its loss, on the noise the step used."""
-    stack = stack_of(member(one, 0), member(IWAE, 1))
-    x, parts = X[:12].expand(2, 12, 5), [member(one, 0), member(IWAE, 1)]
-    noise = stack.proposal.noise(x, 7, stack.source)
-    theta = stack.theta.flat.gradient(stack.theta_loss(x, noise, None))
-    phi = stack.phi.flat.gradient(stack.phi_loss(x, noise, None))
-    for i, m in enumerate(parts):
-        q = m.proposal(X[:12])
-        own = type(noise)(noise.normal[:, i])
-        z = q.transform(own)
-        bound = m.recipe.theta(m.model.log_joint(X[:12], z.detach()) - q.log_prob(z).detach()).mean()
-        expected = torch.autograd.grad(bound, list(m.model.parameters()))
-        torch.testing.assert_close(theta[i], torch.cat([g.flatten() for g in expected]))
-        log_q = q.detach().log_prob(z)  # all three stop q
-        value = m.recipe.phi(m.model.log_joint(X[:12], z) - log_q, log_q).mean()
-        expected = torch.autograd.grad(value, list(m.proposal.parameters()))
-        torch.testing.assert_close(phi[i], torch.cat([g.flatten() for g in expected]))
+SCORE = replace(WW, name="score", phi=loss("forward_kl", "score"))
+PATHWISE = replace(IWAE, name="pathwise", phi=loss("iwelbo", "pathwise"))
+
+
+@pytest.mark.parametrize("recipes", [(VAE, IWAE, WW, VAE), (CHI, IWAE), (SCORE, SCORE), (PATHWISE, PATHWISE)])
+def test_losses_and_gradients_are_those_of_the_recipes(recipes):
+    """By hand: theta by the recipe's bound, phi by its loss with what carries gradient, on the noise of the step."""
+    members = [member(one, seed) for seed, one in enumerate(recipes)]
+    stack, x = stack_of(*members), X[:12]
+    batch = x.expand(len(members), 12, 5)
+    noise = stack.proposal.noise(batch, 7, stack.source)
+    theta, phi = stack.theta_loss(batch, noise, None), stack.phi_loss(batch, noise, None)
+    slopes = stack.theta.flat.gradient(theta), stack.phi.flat.gradient(phi)
+    for i, m in enumerate(members):
+        q, loss_of_q = m.proposal(x), m.recipe.phi
+        z = q.transform(type(noise)(noise.normal[:, i]))
+        bound = m.recipe.theta(m.model.log_joint(x, z.detach()) - q.log_prob(z).detach()).mean()
+        z = z if loss_of_q.z_grad else z.detach()
+        log_q = (q if loss_of_q.q_grad else q.detach()).log_prob(z)
+        value = loss_of_q(m.model.log_joint(x, z) - log_q, log_q).mean()
+        for got, slope, expected, module in ((theta, slopes[0], bound, m.model), (phi, slopes[1], value, m.proposal)):
+            torch.testing.assert_close(got[i], expected)
+            gradient = torch.autograd.grad(expected, list(module.parameters()))
+            torch.testing.assert_close(slope[i], torch.cat([g.flatten() for g in gradient]))
 
 
 # ------------------------------------------------------------------------------------------------- schedules

@@ -20,10 +20,11 @@ from vaerdict.training.stacks import Member, Stack, signature
 class Settings:
     """How long and how finely to train.
 
-    With `patience` a member's learning rates fall to `decay` of themselves whenever its held-out bound has not gained
-    `min_gain` nats for that many checks, and after `drops` such falls it has converged; `epochs` is then only a limit.
-    Without, training takes `epochs` epochs, no more and no less. The model's steps draw `n_particles_theta` particles
-    where that is given, and as many as the proposal's where it is not.
+    With `patience` a member's learning rates fall to `decay` of themselves whenever its held-out score (the IWELBO; of
+    proposals for a fixed model the log effective sample size) has not gained `min_gain` nats for that many checks, and
+    after `drops` such falls it has converged; `epochs` is then only a limit. Without, training takes `epochs` epochs,
+    no more and no less. The model's steps draw `n_particles_theta` particles where that is given, and as many as the
+    proposal's where it is not.
     """
 
     n_particles: int = 30

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vaerdict.core import Model, SettingError, log_mean_exp, prepared
+from vaerdict.core import Model, SettingError, log_mean_exp, log_normalise, prepared
 from vaerdict.networks import Module, stack, stackable, unstack
 from vaerdict.noise import Iid, seeded
 from vaerdict.proposals import Prior, Trainable
@@ -162,7 +162,11 @@ class Stack:
 
     @torch.no_grad()
     def score(self, x: Tensor, k: int, *, chunk: int = 1024) -> Tensor:
-        """Held-out IWELBO of each member by its own proposal, always on the same noise. Shapes: ``-> (members,)``."""
+        """What training must raise on held-out data, always on the same noise. Shapes: ``-> (members,)``.
+
+        The IWELBO while the model learns. For a fixed model that hardly moves with the proposal, so that proposals
+        alone are scored by the logarithm of their effective sample size.
+        """
         source = self._same_noise("held out")
         total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
         for part in x.split(chunk):
@@ -170,7 +174,8 @@ class Stack:
             q = self.proposal(batch)
             z = q.transform(self.proposal.noise(batch, k, source))
             log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
-            total += log_mean_exp(log_w).sum(-1).reshape(-1)
+            worth = log_mean_exp(log_w) if self.learn_model else -torch.logsumexp(2 * log_normalise(log_w), 0)
+            total += worth.sum(-1).reshape(-1)
         return total / x.shape[0]
 
     @torch.no_grad()
