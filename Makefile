@@ -42,6 +42,7 @@ bench: install
 
 readme: install
 	$(BIN)/vaerdict report --readme README.md results
+	$(BIN)/vaerdict report --readme docs/results.md results
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache

@@ -713,3 +713,15 @@ def test_benchmarks_of_a_folder_become_tables_with_their_machine(tmp_path: Path)
     (tmp_path / "ppca.json").write_text(json.dumps({**result, "rows": 3}))
     with pytest.raises(DataError, match="run the experiment again"):
         markdown(tmp_path)
+
+
+def test_a_brief_readme_has_verdicts_without_their_evidence(tmp_path: Path) -> None:
+    run_in(tmp_path / "results" / "ppca", ppca_results())
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results:ppca/brief --><!-- /results:ppca/brief -->")
+    assert update_readme(readme, tmp_path / "results") == ["ppca/brief"]
+    brief, full = readme.read_text(encoding="utf-8"), markdown(tmp_path / "results" / "ppca")
+    assert "- **" in brief
+    assert brief.count("|---") + brief.count("| ---") < full.count("|---") + full.count("| ---")
+    assert "| claim | verdict | evidence |" in full
+    assert "| claim | verdict | evidence |" not in brief

@@ -63,6 +63,16 @@ def markdown(document: Document) -> str:
     return "\n\n".join([*map(markdown_text, document.summary), *filter(None, parts)])
 
 
+def brief(document: Document) -> str:
+    """The summary, the first claims with their verdicts alone, and the first table that is no detail, in Markdown."""
+    blocks = [block for section in document.sections for block in section.blocks]
+    claims = next((b for b in blocks if not isinstance(b, (str, Picture, Table)) and b), ())
+    table = next((b for b in blocks if isinstance(b, Table) and not b.detail), None)
+    verdicts = "\n".join(f"- **{c.word}**: {markdown_text(c.text)}" for c in claims)
+    parts = [*map(markdown_text, document.summary), verdicts, "" if table is None else tables.markdown(table)]
+    return "\n\n".join(filter(None, parts))
+
+
 def _markdown_block(block: Block) -> str:
     if isinstance(block, (str, Picture)):
         return ""

@@ -99,14 +99,16 @@ def _read(path: Path) -> dict[str, Any]:
 def update_readme(readme: Path, results_root: Path) -> list[str]:
     """Replace the text between each pair of results markers by the rendered tables; returns the experiments' names.
 
-    The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``.
+    The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``; with
+    NAME/brief only its summary, verdicts and first table.
     """
     if not readme.is_file():
         raise DataError(f"{readme} does not exist; give the README whose tables to rebuild.")
     content = readme.read_text(encoding="utf-8")
-    names = re.findall(r"<!-- results:([\w-]+) -->", content)
+    names = re.findall(r"<!-- results:([\w-]+(?:/brief)?) -->", content)
     for name in names:
-        content = _between(content, name, markdown(results_root / name), readme)
+        folder, short = results_root / name.removesuffix("/brief"), name.endswith("/brief")
+        content = _between(content, name, document.brief(load(folder)) if short else markdown(folder), readme)
     write_whole(readme, content)
     return names
 
