@@ -46,6 +46,7 @@ def test_units_are_named_by_stage_and_carry_their_preset():
         ("beyond", None, 0),
         ("beyond", None, 1),
         ("floors", None, 0),
+        ("floors", None, 1),
     ]
     stored = json.loads(json.dumps(every[0]))
     assert preset_of(stored) == replace(TINY, particles=(3, 4))

@@ -137,6 +137,18 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
     return torch.linalg.vector_norm(error, dim=0)
 
 
+def least_mcse(f: Tensor, ess: Tensor) -> Tensor:
+    """The least standard error to believe: 1 / (ESS + 2) for an indicator, else zero.
+
+    Where all draws of an indicator agree the delta method sees no error at all; by the rule of succession a probability
+    that n draws have never hit is still known to about 1 / (n + 2) only.
+
+    Shapes: ``f (K, *batch, *out), ess (*batch) -> (*batch, *out)``.
+    """
+    indicator = ((f == 0) | (f == 1)).all(0)
+    return torch.where(indicator, 1 / (expand_trailing(ess, indicator) + 2), 0.0)
+
+
 class Verdict(IntEnum):
     """What may be done with an answer: use it, look closer, or not use it."""
 

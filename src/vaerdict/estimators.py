@@ -26,8 +26,10 @@ def plugin(f: Tensor, log_w: Tensor) -> Estimate:
     """
 
     def rule(f: Tensor, log_w: Tensor) -> Estimate:
+        ess = diagnostics.ess(log_w)
         mcse = f.std(0) / math.sqrt(f.shape[0]) if f.shape[0] > 1 else torch.full_like(f[0], torch.nan)
-        return Estimate(f.mean(0), mcse, diagnostics.ess(log_w), diagnostics.khat(log_w))
+        mcse = torch.maximum(mcse, diagnostics.least_mcse(f, torch.full_like(ess, f.shape[0])))
+        return Estimate(f.mean(0), mcse, ess, diagnostics.khat(log_w))
 
     return _in_parts(rule, f, log_w)
 
@@ -59,14 +61,17 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
         raise ShapeError(
             f"source has shape {tuple(source.shape)}; expected one entry for each of {len(log_w)} particles."
         )
-    strata = source.to(log_w.device)
+    strata: Tensor | None = source.to(log_w.device)
+    if bool((torch.bincount(source) == 1).any()):
+        strata = None  # a stratum of one draw shows no variance: count the draws as if they were not stratified
     return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=smooth, strata=strata), f, log_w)
 
 
 def _weighted(f: Tensor, log_w: Tensor, *, smooth: bool, strata: Tensor | None = None) -> Estimate:
     used, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
-    value = (expand_trailing(torch.softmax(used, 0), f) * f).sum(0)
-    return Estimate(value, diagnostics.mcse_snis(f, used, strata=strata), diagnostics.ess(log_w), khat)
+    value, ess = (expand_trailing(torch.softmax(used, 0), f) * f).sum(0), diagnostics.ess(log_w)
+    mcse = torch.maximum(diagnostics.mcse_snis(f, used, strata=strata), diagnostics.least_mcse(f, ess))
+    return Estimate(value, mcse, ess, khat)
 
 
 def _in_parts(rule: Callable[[Tensor, Tensor], Estimate], f: Tensor, log_w: Tensor) -> Estimate:

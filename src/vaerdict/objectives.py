@@ -161,6 +161,12 @@ class Loss:
     fn: Callable[[Tensor, Tensor], Tensor]
     z_grad: bool
     q_grad: bool
+    alpha: float | None = None
+
+    @property
+    def name(self) -> str:
+        """How the loss is told from every other: ``vr_iwelbo(0.5) by dreg``."""
+        return f"{self.bound}{'' if self.alpha is None else f'({self.alpha:g})'} by {self.estimator}"
 
     def __call__(self, log_w: Tensor, log_q: Tensor) -> Tensor:
         """One loss an observation. Shapes: ``(K, *batch), (K, *batch) -> (*batch)``."""
@@ -211,7 +217,7 @@ def loss(bound: str, estimator: str, *, alpha: float | None = None) -> Loss:
     if alpha is not None and estimator in ("pathwise", "dreg"):
         vr_iwelbo(torch.zeros(1), alpha)  # refuses an alpha out of range
         fn = vr_iwelbo_loss if estimator == "pathwise" else vr_iwelbo_dreg_loss
-        return Loss(bound, estimator, lambda log_w, log_q: fn(log_w, alpha), *_GRADIENT[estimator])
+        return Loss(bound, estimator, lambda log_w, log_q: fn(log_w, alpha), *_GRADIENT[estimator], alpha)
     if (bound, estimator) in _LOSSES:
         return Loss(bound, estimator, _LOSSES[bound, estimator], *_GRADIENT[estimator])
     if (bound, estimator) in _WHY_NOT:

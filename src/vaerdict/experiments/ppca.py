@@ -1,7 +1,8 @@
 """Section 3 of the paper: models and proposals on simulated pPCA data, where every answer can be checked.
 
-One unit trains all models of one seed and particle count, fits every proposal for every model, and measures each
-pair with equal draws. `beyond.py` adds what the paper does not have; `audit.py` what its released code did.
+Every seed has a data set of its own beside its own initialisation, so that spreads and standard errors cover both. One
+unit trains all models of one seed and particle count, fits every proposal for every model, and measures each pair with
+equal draws. `beyond.py` adds what the paper does not have; `audit.py` what its released code did.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def units(preset: Preset, seeds: int | None = None) -> list[Unit]:
         {"stage": "grid", "k": k, "seed": s, **settings} for k in sorted(preset.particles, reverse=True) for s in every
     ]
     beyond = [{"stage": "beyond", "seed": s, **settings} for s in every] if preset.beyond else []
-    return [*grid, *beyond, {"stage": "floors", "seed": 0, **settings}]
+    return [*grid, *beyond, *({"stage": "floors", "seed": s, **settings} for s in every)]
 
 
 def work(unit: Unit) -> dict[str, Any]:
@@ -87,8 +88,8 @@ def preset_of(unit: Unit) -> Preset:
 
 def grid(preset: Preset, unit: Unit) -> dict[str, Any]:
     """Train every model of one seed at one particle count, then every proposal for every model, and measure all."""
-    problem = Problem.of(preset)
     k, seed = unit["k"], unit["seed"]
+    problem = Problem.of(preset, seed)
     settings = Settings(
         n_particles=k, epochs=preset.epochs, patience=None, lr_theta=1e-2, lr_phi=1e-2, check_every=preset.epochs
     )
@@ -170,13 +171,9 @@ class Problem:
     true_log_evidence: float
 
     @classmethod
-    def of(cls, preset: Preset) -> Problem:
-        """The preset's data set and the true generator's answers on its test split."""
-        return _problem(preset.data_seed, preset.loadings)
-
-    def generator_model(self) -> PPCA:
-        """The model that generated the data, in double precision."""
-        return PPCA(self.data.weight.double(), self.data.noise_sd.double())
+    def of(cls, preset: Preset, seed: int = 0) -> Problem:
+        """The data set of a seed and the true generator's answers on its test split."""
+        return _problem(preset.data_seed + seed, preset.loadings)
 
 
 @cache
@@ -232,7 +229,7 @@ def measure(
         "mae_inference": inference.mean().item(),
         "mae_model": (exact - problem.truth).abs().mean().item(),
         "mae_plugin": (estimators.plugin(f, log_w).value - problem.truth).abs().mean().item(),
-        "within_2_mcse": (inference <= 2 * estimate.mcse + 1 / (10 * n)).double().mean().item(),
+        "within_2_mcse": (inference <= 2 * estimate.mcse)[(exact - 0.5).abs() <= 0.48].double().mean().item(),
         "ess": estimate.ess.mean().item(),
         **(khat_summary(model, q, x[: preset.khat_observations], preset.khat_draws, seed=seed) if with_khat else {}),
     }

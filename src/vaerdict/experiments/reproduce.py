@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ def reproduce(
     if preset not in chosen.presets:
         raise SettingError(f"no preset {preset!r} of {name}; choose one of {', '.join(chosen.presets)}.")
     settings = chosen.presets[preset]
+    if seeds is not None and hasattr(settings, "seeds"):
+        settings = replace(settings, seeds=seeds)
     units = chosen.units(settings, seeds)
     run = run_units(chosen.work, units, out, resume=resume, workers=workers, progress=progress)
     results = {
@@ -79,6 +81,8 @@ def _merged(run: Run) -> dict[str, Any]:
 
 
 def _data(settings: Any) -> torch.Tensor | None:
-    if not hasattr(settings, "data_seed") or not hasattr(settings, "loadings"):
+    """All training data an experiment simulates, for the manifest's hash."""
+    if not hasattr(settings, "data_seed") or not hasattr(settings, "seeds"):
         return None
-    return linear_gaussian(settings.data_seed, loadings=settings.loadings).x_train
+    every = range(settings.data_seed, settings.data_seed + settings.seeds)
+    return torch.cat([linear_gaussian(seed, loadings=settings.loadings).x_train for seed in every])

@@ -9,8 +9,9 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing import get_context, parent_process
@@ -61,7 +62,8 @@ def run_units(
     workers = min(workers or os.cpu_count() or 1, len(todo))
     if workers <= 1:
         for done, (unit, path) in enumerate(todo, len(units) - len(todo) + 1):
-            _do(work, unit, path)
+            with _one_thread():
+                _do(work, unit, path)
             progress(done, len(units), "units")
     else:
         _in_processes(work, todo, workers, len(units), progress)
@@ -81,6 +83,17 @@ def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total
         except BaseException:
             pool.shutdown(cancel_futures=True)  # or leaving the pool would first do all that is left
             raise
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a worker: how sums are split over threads must not change a result."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _enter_worker() -> None:

@@ -44,6 +44,13 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("n_particles", "epochs", "batch_size", "check_every", "score_particles"):
             check_count(getattr(self, name), name=name)
+        if self.patience is not None:
+            check_count(self.patience, name="patience")
+        if not (self.lr_theta > 0 and self.lr_phi > 0 and 0 < self.decay < 1 and self.drops >= 0):
+            raise SettingError(
+                f"lr_theta={self.lr_theta}, lr_phi={self.lr_phi} must be positive, decay={self.decay} between 0 and 1, "
+                f"drops={self.drops} not negative."
+            )
         if self.n_particles_theta is not None:
             check_count(self.n_particles_theta, name="n_particles_theta")
 
@@ -83,12 +90,14 @@ class _Course:
     done_at: list[int | None] = field(default_factory=list)
     information: list[float] = field(default_factory=list)
     lagging: list[bool] = field(default_factory=list)
+    record: list[float] = field(default_factory=list)
 
     @classmethod
     def start(cls, stack: Stack) -> _Course:
         m = len(stack.members)
         lag = stack.members[0].recipe.lagging is not None
-        return cls(0, 0.0, [[] for _ in range(m)], [0] * m, [0] * m, [None] * m, [float("-inf")] * m, [lag] * m)
+        low = [float("-inf")] * m
+        return cls(0, 0.0, [[] for _ in range(m)], [0] * m, [0] * m, [None] * m, low, [lag] * m, list(low))
 
 
 def train(
@@ -174,6 +183,8 @@ def _run(
     while course.epoch < settings.epochs and not all(d is not None for d in course.done_at):
         _epoch(stack, x, settings, course)
         course.epoch += 1
+        if any(course.lagging):
+            _end_lagging(stack, x_valid, course)
         if course.epoch % settings.check_every == 0 or course.epoch == settings.epochs:
             _check(stack, x_valid, settings, course, best)
         course.seconds = time.perf_counter() - started
@@ -230,18 +241,20 @@ def _lag(stack: Stack, x: Tensor, size: int, settings: Settings, course: _Course
 def _check(stack: Stack, x_valid: Tensor, settings: Settings, course: _Course, best: list[Tensor]) -> None:
     """Record the held-out bound, lower learning rates on a plateau, freeze what has converged."""
     scores = stack.score(x_valid, settings.score_particles).tolist()
-    if any(course.lagging):
-        _end_lagging(stack, x_valid, course)
     for i, score in enumerate(scores):
         if course.done_at[i] is not None:
             continue
-        record = max((value for _, value in course.history[i]), default=float("-inf"))
+        record = course.record[i]
         course.history[i].append((course.epoch, score))
-        if settings.patience is None:
+        annealing = stack.members[i].recipe.annealing
+        if settings.patience is None or (annealing and annealing(course.epoch / settings.epochs) < 1):
             continue
         if score > record:
+            course.record[i] = score
             best[0][i], best[1][i] = stack.theta.flat.values[i], stack.phi.flat.values[i]
-        course.since[i] = 0 if score > record + settings.min_gain else course.since[i] + 1
+        # a schedule is followed to its end: what looks like a plateau may be one of its own
+        flat = annealing is None and score <= record + settings.min_gain
+        course.since[i] = course.since[i] + 1 if flat else 0
         if course.since[i] >= settings.patience:
             _fall(stack, settings, course, best, i)
 
@@ -304,7 +317,7 @@ def _fingerprint(stack: Stack, x: Tensor, x_valid: Tensor, settings: Settings) -
     recipes = [m.recipe for m in stack.members]
     return {
         "members": [m.name for m in stack.members],
-        "objectives": [f"{getattr(r.theta, '__qualname__', '')}, {r.phi.bound} by {r.phi.estimator}" for r in recipes],
+        "objectives": [f"{getattr(r.theta, '__qualname__', '')}, {r.phi.name}" for r in recipes],
         "annealing": [[r.annealing(i / 16) for i in range(17)] if r.annealing else None for r in recipes],
         "lagging": None if recipes[0].lagging is None else asdict(recipes[0].lagging),
         "start": digest([*stack.model.state_dict().values(), *stack.proposal.state_dict().values()]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -169,14 +170,27 @@ class Stack:
         """
         source = self._same_noise("held out")
         total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
-        for part in x.split(chunk):
-            batch = part.expand(len(self.members), *part.shape) if self.stacked else part
-            q = self.proposal(batch)
-            z = q.transform(self.proposal.noise(batch, k, source))
-            log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
-            worth = log_mean_exp(log_w) if self.learn_model else -torch.logsumexp(2 * log_normalise(log_w), 0)
-            total += worth.sum(-1).reshape(-1)
+        with self._evaluating():
+            for part in x.split(chunk):
+                batch = part.expand(len(self.members), *part.shape) if self.stacked else part
+                q = self.proposal(batch)
+                z = q.transform(self.proposal.noise(batch, k, source))
+                log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
+                worth = log_mean_exp(log_w) if self.learn_model else -torch.logsumexp(2 * log_normalise(log_w), 0)
+                total += worth.sum(-1).reshape(-1)
         return total / x.shape[0]
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Modules in evaluation mode, and back in the modes they were in."""
+        parts = [p for module in (self.model, self.proposal) for p in module.modules() if p.training]
+        for part in parts:
+            part.training = False
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.training = True
 
     @torch.no_grad()
     def mutual_information(self, x: Tensor) -> Tensor:
