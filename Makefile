@@ -2,9 +2,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# data sets that cannot be redistributed are read from here where the folder exists
-export VAERDICT_DATA ?= $(wildcard ../shared/data)
-
 .PHONY: install demo test test-slow test-gpu lint format bench readme clean
 
 install: $(STAMP)
@@ -20,7 +17,7 @@ demo: install
 	$(BIN)/vaerdict demo --out vaerdict-demo
 
 test: lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu and not paper'
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -128,7 +128,7 @@ def test_a_fixed_model_goes_on_too(tmp_path, save_every_epoch):
     assert_same(go(tmp_path, members, learn_model=False), alone)
 
 
-def test_seconds_count_all_sessions(tmp_path, save_every_epoch):
+def test_seconds_count_every_stretch(tmp_path, save_every_epoch):
     with pytest.raises(Killed):
         go(tmp_path, [member()], progress=kill_after(1, 4))
     saved = json.loads(read_notes(tmp_path / "stack-0.safetensors"))["course"]["seconds"]

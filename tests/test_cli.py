@@ -100,8 +100,9 @@ def test_diagnose_names_what_is_wrong_with_a_file(command, tmp_path, weights):
         code, _, err = command("diagnose", path)
         assert code == 2
         assert "is no whole .npy array" in " ".join(err.split())
-    code, _, err = command("diagnose", tmp_path / "absent.npy")
-    assert (code, "does not exist" in err) == (2, True)
+    for name in ("absent.npy", "runs[old].npy", "a[/x].npy"):
+        code, _, err = command("diagnose", tmp_path / name)
+        assert (code, f"{name} does not exist" in " ".join(err.split())) == (2, True)
 
 
 def test_demo_writes_a_run_directory_and_tells_the_truth(command, tmp_path):

@@ -202,6 +202,44 @@ def test_what_was_missed_is_said():
     assert answer.reason == [said] * 10
 
 
+def test_the_unit_of_the_question_does_not_matter():
+    """A query and its tolerance a hundred times as large must be judged as before: evidence has no unit."""
+    x = folded(40)
+    x = x[x[:, 0] > 0.5]
+    plain = expect(Folded(), x, positive, PositiveHalf(), 500, tolerance=0.05, generator=seeded(8))
+    scaled = expect(Folded(), x, lambda z: 100 * positive(z), PositiveHalf(), 500, tolerance=5.0, generator=seeded(8))
+    assert scaled.rung == plain.rung
+    assert torch.equal(scaled.verdict, plain.verdict)
+    torch.testing.assert_close(scaled.value, 100 * plain.value)
+
+
+# --------------------------------------------------------------------------------------- errors that hide
+class Plain:
+    """The posterior is N(0, 1), whatever x says."""
+
+    prior = StandardNormal(1)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.prior.log_prob(z) + 0 * x[..., 0]
+
+
+def test_an_event_that_no_draw_has_hit_is_not_certain():
+    x = torch.zeros(4, 1, dtype=torch.double)
+    answer = expect(Plain(), x, lambda z: (z[..., 0] > 4).double(), n=500, tolerance=1e-6, generator=seeded(0))
+    assert (answer.mcse > 1e-3).all()
+    assert (answer.verdict == Verdict.REFUSE).all()
+    assert "times the draws would do" in answer.reason[0]
+
+
+def test_a_query_with_a_heavier_tail_than_the_weights_is_seen_through():
+    """E exp(0.49 z^2) = 7.07, but its draws have k = 0.98: their mean and its error mean nothing."""
+    x = torch.zeros(12, 1, dtype=torch.double)
+    answer = expect(Plain(), x, lambda z: (0.49 * z[..., 0] ** 2).exp(), n=1000, tolerance=0.5, generator=seeded(0))
+    assert (answer.verdict == Verdict.REFUSE).double().mean() > 0.7
+    tame = expect(Plain(), x, lambda z: (0.1 * z[..., 0] ** 2).exp(), n=1000, tolerance=0.5, generator=seeded(0))
+    assert (tame.verdict == Verdict.OK).all()
+
+
 # ----------------------------------------------------------------------------------------------- a ring: SMC
 class Ring:
     """x is the distance of z from (1/2, 0), up to noise: a thin ring, which no ellipse fits."""
@@ -258,6 +296,22 @@ def test_sequential_monte_carlo_answers_where_no_ellipse_fits(ring):
     assert (answer.record.cost[by_smc] > 10 * 1024).all()
     for i in by_smc.nonzero().flatten().tolist():
         assert re.fullmatch(r"SMC: Monte-Carlo error 0\.\d+ within 0\.15", answer.record.reason[i])
+
+
+def test_no_part_of_a_ring_is_taken_for_the_whole(monkeypatch):
+    """Draws around the modes see a piece of the ring, agree on it, and have small errors and k-hats."""
+    ring = Ring()
+    ring.sd = 0.01
+    x = torch.linspace(0.8, 2.2, 40, dtype=torch.double).unsqueeze(-1)
+    exact = ring.exact(x, lambda z: z)
+
+    def far_off() -> int:
+        answer = expect(ring, x, lambda z: z, None, 512, tolerance=0.2, budget=10_000, generator=seeded(0))  # no SMC
+        return int(((answer.verdict == Verdict.OK) & ((answer.value - exact).abs().amax(-1) > 0.5)).sum())
+
+    assert far_off() == 0
+    monkeypatch.setattr(escalation, "_SHAPED", 0.0)
+    assert far_off() > 1  # but for their weights they would be believed
 
 
 def test_island_errors_are_those_of_independent_groups():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from checks import assert_mean, assert_within, chi_square_rate
 from vaerdict import diagnostics, estimators
-from vaerdict.core import Estimate, Proposal, SettingError, ShapeError, WeightError
+from vaerdict.core import Estimate, Proposal, ShapeError, WeightError
 from vaerdict.distributions import Diagonal, Elliptical
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
@@ -200,9 +200,20 @@ def test_bad_values_and_weights_are_refused(estimator):
         estimator(f + torch.inf, log_w)
 
 
-def test_mis_needs_the_source_of_every_particle_and_two_of_each():
+def test_mis_needs_the_source_of_every_particle():
     f = torch.zeros(4, 3)
     with pytest.raises(ShapeError, match=r"source has shape \(3,\); expected one entry for each of 4 particles"):
         estimators.mis(f, f, torch.zeros(3))
-    with pytest.raises(SettingError, match="draw at least two from each"):
-        estimators.mis(f, f, torch.tensor([0, 0, 0, 1]))
+
+
+def test_a_stratum_of_one_draw_is_counted_as_if_not_stratified(generator):
+    f, log_w = torch.randn(2, 6, 3, generator=generator, dtype=torch.float64)
+    lone = estimators.mis(f, log_w, torch.tensor([0, 0, 0, 0, 0, 1]))
+    torch.testing.assert_close(lone.mcse, estimators.snis(f, log_w).mcse)
+
+
+@pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
+def test_an_indicator_that_never_varied_has_an_error_all_the_same(estimator):
+    f, log_w = torch.zeros(98, 2, dtype=torch.float64), torch.zeros(98, 2, dtype=torch.float64)
+    torch.testing.assert_close(estimator(f, log_w).mcse, torch.full((2,), 0.01, dtype=torch.float64))
+    assert (estimator(f + 7, log_w).mcse < 1e-12).all()  # no indicator: a constant is known exactly

@@ -9,7 +9,7 @@ from scipy import stats
 from checks import assert_mean
 from vaerdict import noise
 from vaerdict.core import SettingError
-from vaerdict.noise import Iid, Sobol, as_source, seeded, sobol_size
+from vaerdict.noise import Iid, Sobol, as_source, seeded
 
 LIKE = torch.zeros((), dtype=torch.double)
 
@@ -101,8 +101,3 @@ def test_a_first_point_rounded_up_to_one_stays_inside(generator, monkeypatch):
 
     monkeypatch.setattr(noise, "SobolEngine", Rounded)
     assert torch.isfinite(Sobol(generator).normal(1, (50,), 3, like=LIKE)).all()
-
-
-@pytest.mark.parametrize(("k", "size"), [(1, 1), (2, 2), (3, 4), (200, 256), (256, 256), (257, 512)])
-def test_sobol_size_is_the_next_power_of_two(k, size):
-    assert sobol_size(k) == size

@@ -222,6 +222,23 @@ def test_the_verdict_counts_weights_and_margin():
     assert (bad.decide(loss).verdict >= bad.verdict).all()
 
 
+def test_every_other_action_must_be_clearly_worse():
+    def loss(z: Tensor) -> Tensor:
+        return torch.stack([0 * tail(z), 0 * tail(z) + 0.05, 0.06 + 20 * (tail(z) - EXACT_TAIL)], -1)
+
+    decision = posterior(MODEL, X, Near(MODEL), 1000, generator=seeded(5)).decide(loss)
+    second = decision.margin >= 2 * decision.margin_mcse  # clear of the action that looks second best
+    assert second.sum() > 3
+    assert (decision.verdict[second] == Verdict.CAUTION).double().mean() > 0.8
+
+
+def test_few_draws_of_many_proposals_still_give_an_error():
+    proposals = {name: Near(MODEL) for name in "abc"} | {"rare": Near(MODEL)}
+    answer = posterior(MODEL, X, proposals, 19, shares={"a": 0.32, "b": 0.32, "c": 0.31, "rare": 0.05})
+    assert torch.bincount(answer.source).tolist()[-1] == 1
+    assert (answer.expect(tail).mcse > 0).all()
+
+
 # -------------------------------------------------------------------------------------------- resampling, arviz
 @pytest.mark.parametrize("smooth", [True, False])
 def test_resampling_is_systematic_and_unbiased(smooth):

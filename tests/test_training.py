@@ -355,6 +355,30 @@ def test_lagging_ends_when_information_stops_rising_or_its_epochs_are_over(monke
     assert len(inner) == len(masks) + 6
 
 
+def test_lagging_is_watched_every_epoch_however_rare_the_checks(monkeypatch):
+    caught_up = 0
+    real = Stack.phi_step
+
+    def phi_step(self, x, k, beta, only=None):
+        nonlocal caught_up
+        caught_up += only is not None
+        return real(self, x, k, beta, only)
+
+    rising = iter(range(100))
+    monkeypatch.setattr(Stack, "phi_step", phi_step)
+    monkeypatch.setattr(Stack, "mutual_information", lambda self, x: torch.tensor([float(next(rising))]))
+    agg = replace(AGG, lagging=Lagging(inner=1, epochs=3))
+    short_train([member(agg, 0)], replace(SHORT, epochs=8, batch_size=200, check_every=8, patience=None))
+    assert caught_up == 3
+
+
+def test_a_schedule_is_followed_to_its_end():
+    settings = Settings(n_particles=2, epochs=12, patience=1, drops=0, check_every=1, min_gain=10.0)
+    plain, annealed = short_train([member(VAE, 0), member(replace(CYCLIC, annealing=warm_up(0.9)), 0)], settings)
+    assert (plain.converged, plain.epochs < 6) == (True, True)
+    assert (annealed.converged, annealed.epochs) == (False, 12)
+
+
 # ---------------------------------------------------------------------------------------------- convergence
 def test_without_patience_training_takes_its_epochs():
     (fit,) = short_train([member(IWAE, 0)], replace(SHORT, epochs=7, check_every=3))

@@ -22,7 +22,7 @@ from vaerdict.noise import Sobol, seeded
 from vaerdict.procedure import Answer, Decision, Posterior, ThreeStep, expect, posterior
 from vaerdict.proposals import Mixture, Normal, Prior, SplineFlow, Student
 from vaerdict.refinement import refine
-from vaerdict.training import AGG, CHI, CYCLIC, IWAE, VAE, WW, Settings, train
+from vaerdict.training import AGG, CHI, CYCLIC, IWAE, VAE, WW, Fit, Member, Recipe, Settings, train
 
 __version__ = "0.1.0"
 
@@ -39,12 +39,15 @@ __all__ = [
     "DivergenceError",
     "Draws",
     "Estimate",
+    "Fit",
+    "Member",
     "Mixture",
     "Model",
     "Normal",
     "Posterior",
     "Prior",
     "Proposal",
+    "Recipe",
     "SettingError",
     "Settings",
     "ShapeError",

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -102,7 +103,7 @@ def diagnose(
     khat, ess = diagnostics.khat(log_w), diagnostics.ess(log_w)
     verdict = diagnostics.verdict(khat, ess, log_w.shape[0])
     rows = [
-        {"observation": i, "khat": k, "ess": e, "verdict": Verdict(v).name.lower()}
+        {"observation": i, "khat": "inf" if k == float("inf") else k, "ess": e, "verdict": Verdict(v).name.lower()}
         for i, (k, e, v) in enumerate(zip(khat.tolist(), ess.tolist(), verdict.tolist(), strict=True))
     ]
     n, threshold = log_w.shape[0], diagnostics.khat_threshold(log_w.shape[0])
@@ -127,8 +128,8 @@ def report(
 
     if readme is not None:
         update_readme(readme, run_dir)
-        return screen.print(f"Tables of {readme} rebuilt from {run_dir}")
-    screen.print(f"Page: {render(run_dir)}")
+        return screen.print(f"Tables of {readme} rebuilt from {run_dir}", markup=False)
+    screen.print(f"Page: {render(run_dir)}", markup=False)
 
 
 @app.command(epilog="Example:  vaerdict bench psis")
@@ -204,7 +205,7 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> None:
     for column in columns:
         table.add_column(column, justify="right" if rows and isinstance(rows[0].get(column), (int, float)) else "left")
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(escape(_cell(row.get(column))) for column in columns))
     screen.print(table)
 
 
@@ -222,7 +223,7 @@ def _cell(value: Any) -> str:
 
 def _print_text(body: str, page: Path) -> None:
     screen.print(body, markup=False, highlight=False, soft_wrap=True)
-    screen.print(f"Page: {page}", highlight=False, soft_wrap=True)
+    screen.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -236,5 +237,6 @@ def main() -> None:
     try:
         app()
     except core.VaerdictError as error:
-        messages.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        messages.print("error: ", style="bold red", end="")
+        messages.print(str(error), markup=False, highlight=False, soft_wrap=True)  # paths may look like markup
         sys.exit(2)

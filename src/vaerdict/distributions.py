@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import Draws, ShapeError, check_count, per_member
+from vaerdict.core import Draws, SettingError, ShapeError, check_count, per_member
 from vaerdict.noise import Randomness, Source, as_source
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -181,8 +181,10 @@ class Elliptical:
         """Covariance matrix; a Student-t has one for df > 2. Shapes: ``-> (*batch, d, d)``."""
         if self.df is None:
             return self.root.covariance()
+        if bool((self.df <= 2).any()):
+            raise SettingError(f"a Student-t with df={self.df.min().item():g} has no covariance; it needs df > 2.")
         df = per_member(self.df, 0)[..., None, None]
-        return torch.where(df > 2, df / (df - 2), torch.inf) * self.root.covariance()
+        return df / (df - 2) * self.root.covariance()
 
     def _reflected(self, eps: Tensor) -> Tensor:
         """Householder reflection that maps the first axis onto the root's image of the heading."""

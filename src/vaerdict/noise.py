@@ -6,7 +6,6 @@ serves plain Monte Carlo, quasi-Monte-Carlo and many seeds trained side by side.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -75,7 +74,8 @@ class Sobol:
     """Scrambled Sobol points, randomised independently for every observation by a digital shift.
 
     Estimates stay unbiased, and for smooth integrands their error falls almost like 1/k. Counts that are powers of
-    two keep the net's balance exactly. The i.i.d. standard errors of `vaerdict.estimators` are then upper bounds.
+    two keep the net's balance exactly. The i.i.d. standard errors of `vaerdict.estimators` are
+    then usually too large; at small counts that are no power of two they may be too small.
     """
 
     generator: torch.Generator = field(repr=False)
@@ -121,8 +121,3 @@ def as_source(generator: Randomness) -> Source:
         f"generator={generator!r} is no source of randomness; "
         "pass a torch.Generator (vaerdict.noise.seeded(0)) or a Sobol source."
     )
-
-
-def sobol_size(k: int) -> int:
-    """The power of two at or above `k`: the counts at which a Sobol net is balanced."""
-    return 2 ** max(0, math.ceil(math.log2(k)))

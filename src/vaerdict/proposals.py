@@ -169,6 +169,7 @@ def _encoder(x: Tensor, d: int, full: bool, hidden: Sequence[int], generator: to
 
 def _center_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
     flat = x.reshape(-1, x.shape[-1])
+    flat = flat if flat.is_floating_point() else flat.to(torch.get_default_dtype())
     spread = flat.std(0) if flat.shape[0] > 1 else torch.ones_like(flat[0])
     # a column that is constant here may vary elsewhere: dividing by its spread would blow it up
     return flat.mean(0), torch.where(spread > 1e-6, spread, 1)

@@ -336,7 +336,7 @@ def _descend(
                 q = _moved(start, shift, raw)
                 total = _loss(log_p, q, q.noise(k, source), objective).sum()
                 gradients = torch.autograd.grad(total, [shift, raw])
-            # an observation whose bound left the finite numbers stands still for a step; the others do not notice
+            # an observation whose bound left the finite numbers adds nothing to its momentum; the others do not notice
             shift.grad, raw.grad = (torch.where(g.isfinite(), g, 0) for g in gradients)
             optimizer.step()
     return _moved(start, shift, raw).detach()

@@ -1,4 +1,4 @@
-"""Benchmarks: every speed is a ratio against a peer timed in the same run."""
+"""Benchmarks: speeds as ratios against peers timed in the same run, and what each rung of the ladder is worth."""
 
 from __future__ import annotations
 

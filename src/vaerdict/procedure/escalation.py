@@ -10,7 +10,9 @@ matter), the mixture of all proposals (MIS), a proposal refined for the observat
 3. no other draws show posterior mass that it missed. Weights cannot show what no draw has hit, so a pilot's own ESS and
    k-hat are never trusted alone: an unbiased estimate of the evidence that covers part of the posterior lies below one
    that covers all of it. Scouts climb from draws of the prior to the modes they find, and a rung whose evidence is
-   clearly below that of draws around those modes, or of another rung, is not believed.
+   clearly below that of draws around those modes, or of another rung, is not believed. Nor is a local proposal
+   (REFINED, IMPROVED) with uneven weights: where the posterior bends away from its curvature, as a ring does, draws
+   near its modes agree with each other on the part they see.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ from vaerdict.samplers import smc
 PLUGIN, PSIS, MIS, REFINED, IMPROVED, SMC = RUNGS = ("plugin", "PSIS", "MIS", "REFINED", "IMPROVED", "SMC")
 
 _EVEN = 0.95  # share of the draws in the ESS above which weights do not matter
+_SHAPED = 0.3  # and below which a posterior is not shaped as its own curvature says
 _ISLANDS = 16
 _FEWEST = 64  # every scout and every island needs draws of its own
+_SLACK = 0.02  # nats of evidence, hence a share of the posterior, that may be missing
 _SURE = 2.0  # standard errors of either side before evidence counts as different
 _MARKOV = math.log(100)  # P(estimate > 100 x evidence) <= 1/100 however heavy the tail of the weights
 _SCOUTS = 16  # starts from the prior: a mode that catches half of them is missed by all once in 65,536 times
@@ -67,7 +71,11 @@ class Particles(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """How good a rung's answer is, one entry an observation."""
+    """How good a rung's answer is, one entry an observation.
+
+    ``verdict`` and ``khat`` are those of the query times the weights; ``sound`` says whether the weights alone, and
+    with them the error of the evidence, can be trusted.
+    """
 
     verdict: Tensor
     khat: Tensor
@@ -75,11 +83,12 @@ class Judgement(NamedTuple):
     mcse: Tensor
     log_evidence: Tensor
     error: Tensor
+    sound: Tensor
 
     @property
     def surely(self) -> Tensor:
         """Evidence that is there at least: two standard errors down where these can be trusted, else by Markov."""
-        return self.log_evidence - torch.where(self.verdict == Verdict.REFUSE, _MARKOV, _SURE * self.error)
+        return self.log_evidence - torch.where(self.sound, _SURE * self.error, _MARKOV)
 
     @property
     def at_most(self) -> Tensor:
@@ -91,7 +100,8 @@ class Judgement(NamedTuple):
 class Escalation:
     """For each observation: which rung answered, the verdict, why, and at what cost in model evaluations.
 
-    A gradient counts as one evaluation. ``mcse`` is the worst over the outputs of the quantity asked for.
+    Cost counts draws that were weighed and gradients, one each; the trial points of line searches and the draws that
+    compare two refined proposals come on top. ``mcse`` and ``khat`` are the worst over the outputs of the query.
     """
 
     rung: list[str]
@@ -172,6 +182,7 @@ class _Ladder:
             torch.zeros(m, dtype=torch.long),
         )
         self.accepted = torch.zeros(m, dtype=torch.bool)
+        self.missed = torch.zeros(m, dtype=torch.bool)
         self.bar = torch.full((m,), -torch.inf, dtype=torch.float64)  # evidence that is surely there
         self.z: Tensor | None = None
         self.log_w: Tensor | None = None
@@ -208,9 +219,14 @@ class _Ladder:
         """Judge a rung's answers, keep those better than what there was, and close the observations that are done."""
         judged = _judge(found, self.query)
         self.bar[active] = torch.maximum(self.bar[active], judged.surely)
-        missed = judged.at_most + self.tolerance < self.bar[active]
+        missed = judged.at_most + _SLACK < self.bar[active]
         done = (judged.verdict == Verdict.OK) & (judged.mcse <= self.tolerance) & ~missed
-        better = done | (judged.mcse < self.record.mcse[active]) | torch.isinf(self.record.mcse[active])
+        if name in (REFINED, IMPROVED):
+            done &= judged.ess >= _SHAPED * self.n
+        # an answer that misses mass never outranks one that does not, however small its error looks
+        lower = torch.where(self.missed[active] == missed, judged.mcse < self.record.mcse[active], ~missed)
+        better = done | lower | torch.isinf(self.record.mcse[active])
+        self.missed[active[better]] = missed[better]
         self._keep(active, found, judged, name, better, missed, done)
         self.record.cost[active] += found.cost.to(self.record.cost)
         self.accepted[active] = done
@@ -239,7 +255,9 @@ class _Ladder:
         for j, i in enumerate(active.tolist()):
             if better[j]:
                 record.rung[i] = self._label(name, judged.ess[j].item())
-            record.reason[i] = self._reason(name, judged, j, bool(missed[j]), bool(done[j]))
+                record.reason[i] = self._reason(name, judged, j, bool(missed[j]), bool(done[j]))
+            else:
+                record.reason[i] += f"; {name} did no better"
 
     def _label(self, name: str, ess: float) -> str:
         return PLUGIN if name == PSIS and ess >= _EVEN * self.n else name
@@ -255,6 +273,8 @@ class _Ladder:
             return f"{name}: groups of particles that never met disagree on the evidence; more draws may settle it"
         if judged.verdict[j] != Verdict.OK:
             return f"{name}: k-hat {khat:.2f} with ESS {judged.ess[j].item():.0f} of {self.n} draws is not reliable"
+        if mcse <= self.tolerance:
+            return f"{name}: with ESS {judged.ess[j].item():.0f} of {self.n} draws the posterior is of another shape"
         more = math.ceil((mcse / self.tolerance) ** 2)
         return f"{name}: Monte-Carlo error {mcse:.2g} exceeds {self.tolerance:g}; about {more} times the draws would do"
 
@@ -332,29 +352,31 @@ def _judge(found: Particles, query: Query | None) -> Judgement:
     values = _standardised(found) if query is None else query(found.z)
     if found.islands:
         return _judge_islands(found, values)
-    smoothed, khat = diagnostics.psis(found.log_w)
-    ess = diagnostics.ess(found.log_w)
-    n = found.log_w.shape[0]
+    smoothed, own = diagnostics.psis(found.log_w)
+    ess, n = diagnostics.ess(found.log_w), found.log_w.shape[0]
+    khat = _worst_khat(values, found.log_w)
     # smoothed weights can hide a draw that outweighs all others, and with it mass that was hit once: count both errors
     errors = [diagnostics.mcse_snis(values.double(), log_w.double()) for log_w in (smoothed, found.log_w)]
-    mcse = _worst(torch.maximum(*errors), ess)
+    mcse = _worst(torch.maximum(*errors).maximum(diagnostics.least_mcse(values, ess)), ess)
     error = (1 / ess - 1 / n).clamp_min(0).sqrt()
-    verdict = diagnostics.verdict(khat, ess, n)
-    return Judgement(*(t.cpu() for t in (verdict, khat, ess, mcse, log_mean_exp(found.log_w.double()), error.double())))
+    verdict, sound = diagnostics.verdict(khat, ess, n), diagnostics.verdict(own, ess, n) != Verdict.REFUSE
+    evidence = log_mean_exp(found.log_w.double())
+    return Judgement(*(t.cpu() for t in (verdict, khat, ess, mcse, evidence, error.double(), sound)))
 
 
 def _judge_islands(found: Particles, values: Tensor) -> Judgement:
     """Particles that have been resampled and moved are judged by the spread between groups that never met."""
     n = found.log_w.shape[0] // found.islands * found.islands
     by_island = found.log_w[:n].double().reshape(-1, found.islands, *found.log_w.shape[1:])
-    evidence = log_mean_exp(by_island)
-    spread = torch.softmax(evidence, 0)
+    spread = torch.softmax(log_mean_exp(by_island), 0)
     error = ((spread * found.islands - 1).square().sum(0) / (found.islands * (found.islands - 1))).sqrt()
-    mcse = _worst(island_mcse(values, found.log_w, found.islands), error)
     ess = diagnostics.ess(found.log_w)
-    verdict = torch.where(error <= 0.25, Verdict.OK, Verdict.REFUSE)
-    khat = torch.full_like(error, torch.nan)
-    return Judgement(*(t.cpu() for t in (verdict, khat, ess, mcse, log_mean_exp(found.log_w.double()), error)))
+    spread_mcse = island_mcse(values, found.log_w, found.islands)
+    mcse = _worst(spread_mcse.maximum(diagnostics.least_mcse(values, ess)), error)
+    khat = _worst_khat(values, found.log_w)  # nothing of the weights any more, but still of a query without a mean
+    verdict = torch.where((error <= 0.25) & ~(khat > diagnostics.MAX_KHAT), Verdict.OK, Verdict.REFUSE)
+    evidence, sound = log_mean_exp(found.log_w.double()), error <= 0.25
+    return Judgement(*(t.cpu() for t in (verdict, khat, ess, mcse, evidence, error, sound)))
 
 
 def island_mcse(f: Tensor, log_w: Tensor, islands: int) -> Tensor:
@@ -378,6 +400,12 @@ def _standardised(found: Particles) -> Tensor:
     mean = estimators.snis(found.z, found.log_w).value
     spread = estimators.snis((found.z - mean).square(), found.log_w).value.sqrt()
     return (found.z - mean) / spread.clamp_min(1e-12)
+
+
+def _worst_khat(values: Tensor, log_w: Tensor) -> Tensor:
+    """The largest k-hat over the outputs of the query, NaN where none could be assessed. Shapes: ``-> (m,)``."""
+    khat = diagnostics.khat_of(values, log_w).reshape(log_w.shape[1], -1)
+    return torch.where(khat.isnan().all(-1), torch.nan, khat.nan_to_num(-torch.inf).amax(-1))
 
 
 def _worst(mcse: Tensor, like: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ class Posterior:
         f, log_w = values[:, moved], self.log_w[:, moved]
         plain = estimators.snis(f, log_w)
         value, mcse = estimate.value.clone(), estimate.mcse.clone()
-        value[moved], mcse[moved] = plain.value, island_mcse(f, log_w, int(self.record.islands.max()))
+        spread = island_mcse(f, log_w, int(self.record.islands.max()))
+        value[moved], mcse[moved] = plain.value, spread.maximum(diagnostics.least_mcse(f, plain.ess))
         return estimate._replace(value=value, mcse=mcse)
 
     def decide(
@@ -131,11 +132,26 @@ class Posterior:
         if expected.value.shape[-1] < 2:
             raise SettingError("a decision needs at least two actions; the loss has one.")
         action = expected.value.argmin(-1)
-        margin = self.expect(_regret(_loss_function(loss, state), action))
-        second = margin.value.masked_fill(_one_hot(action, margin.value), torch.inf).argmin(-1, keepdim=True)
+        regret = _regret(_loss_function(loss, state), action)
+        margin = self.expect(regret)
+        chosen = _one_hot(action, margin.value)
+        second = margin.value.masked_fill(chosen, torch.inf).argmin(-1, keepdim=True)
         gap, error = (t.gather(-1, second).squeeze(-1) for t in (margin.value, margin.mcse))
-        unsure = torch.where(gap >= 2 * error, Verdict.OK, Verdict.CAUTION)
-        return Decision(action, expected, gap, error, torch.maximum(self.verdict, unsure.to(self.verdict)))
+        # every other action must be clearly worse, not only the one that looks second best
+        unsure = ((margin.value < 2 * margin.mcse) & ~chosen).any(-1).to(self.verdict) * Verdict.CAUTION
+        return Decision(action, expected, gap, error, torch.maximum(self.verdict_on(regret), unsure))
+
+    def verdict_on(self, f: Callable[[Latent], Tensor]) -> Tensor:
+        """`Verdict` on the expectation of f: that of the weights, or worse where f makes their tail heavier.
+
+        Shapes: ``-> (*batch)``.
+        """
+        khat = diagnostics.khat_of(f(self.z), self.log_w)
+        worst = khat.reshape(*self.khat.shape, -1).nan_to_num(-torch.inf).amax(-1)
+        own = diagnostics.verdict(torch.fmax(worst, self.khat), self.ess, self.log_w.shape[0])
+        if self.record is not None:  # k-hat says nothing of particles that have been resampled and moved
+            own = torch.where(self.record.islands.to(own.device) > 0, Verdict.OK, own)
+        return torch.maximum(self.verdict, own.to(self.verdict))
 
     def resample(self, n: int, *, generator: torch.Generator) -> Latent:
         """Draw n particles for each observation in proportion to the weights (systematic resampling)."""
@@ -161,8 +177,11 @@ class Posterior:
 
         The latents of `posterior` are equally weighted; ``log_weight`` is that of the particles they were drawn from.
         """
-        import arviz
-        import xarray
+        try:
+            import arviz
+            import xarray
+        except ImportError as error:
+            raise SettingError("the export needs arviz; install it with `pip install vaerdict[arviz]`.") from error
 
         z = self.resample(n or self.log_w.shape[0], generator=generator or seeded(0))
         parts = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
@@ -228,7 +247,8 @@ def posterior(
 class Answer(NamedTuple):
     """A posterior expectation with everything that speaks for or against it, one entry an observation.
 
-    ``rung`` names what answered, ``cost`` counts model evaluations, ``reason`` says why, ``verdict`` is a `Verdict`.
+    ``khat`` is that of f times the weights, the worst over f's outputs, NaN where it was not assessed. ``rung`` names
+    what answered, ``cost`` counts model evaluations, ``reason`` says why, ``verdict`` is a `Verdict`.
     """
 
     value: Tensor
@@ -264,6 +284,7 @@ def expect(
     )
     estimate, record = answer.expect(f), answer.record
     assert record is not None
+    estimate = estimate._replace(khat=record.khat.to(estimate.khat))
     return Answer(*estimate, answer.verdict, record.rung, record.cost, record.reason)
 
 

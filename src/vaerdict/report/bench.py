@@ -18,7 +18,7 @@ _SPEED = (
     Column("ratio", "peer / ours", 1),
 )
 _TITLES = {
-    "psis": "Pareto smoothing and k-hat of 2,000 observations, against a loop over arviz",
+    "psis": "Pareto smoothing and k-hat of many observations at once, against a loop over arviz",
     "ppca": "Training the pPCA grid as stacked members, against one model at a time",
     "samplers": "Evaluations and seconds an observation for a standard error of log p(x) of 0.05 nat",
     "ladder": "What each rung of the ladder is worth: 1,000 draws an observation",
@@ -60,7 +60,7 @@ def document(found: Sequence[dict[str, Any]]) -> Document:
         (r for r in found if r.get("benchmark") in _TITLES), key=lambda r: list(_TITLES).index(r["benchmark"])
     )
     sections = [Section(_TITLES[r["benchmark"]], [_table(r)]) for r in known]
-    summary = ["Every speed is a ratio against a peer timed in the same run."]
+    summary = ["Where a peer is named, both were timed in the same run."]
     return Document("Benchmarks", summary, sections)
 
 

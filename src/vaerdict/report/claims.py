@@ -14,8 +14,8 @@ FEWEST_SEEDS = 3
 RULE = (
     "A claim holds when its difference lies more than two standard errors over seeds on the claimed side of zero, does "
     "not hold when it lies as far on the other side, and is otherwise not resolved; fewer than three seeds resolve "
-    "nothing. Differences are paired by seed. With five seeds a difference of truly zero is called one way or the "
-    "other about one time in nine."
+    "nothing. Differences are paired by seed; on pPCA every seed has a data set of its own. With five seeds a "
+    "difference of truly zero is called one way or the other about one time in nine."
 )
 
 

@@ -69,7 +69,7 @@ def _words(decision: Row, points: Sequence[Row]) -> list[str]:
         words.append(f"Of {total} decisions, {different} {differ} from what exact probabilities would give{tail}.")
     rungs = decision.get("rungs")
     if isinstance(rungs, dict) and rungs:
-        climbed = ", ".join(f"{n} at {name}" for name, n in rungs.items() if n)
+        climbed = ", ".join(f"{n} at {name}" for name, n in rungs.items() if n and name != "refused")
         words.append(f"Each observation was answered by the cheapest rung that passed: {climbed}.")
     return words
 

@@ -90,7 +90,7 @@ def _three_steps_win(models: Sequence[Row], cross: Sequence[Row], k: int) -> Cla
     return Claim(
         f"The three-step procedure beats every single-proposal method ({k} particles).",
         [Evidence(name, gap, -1, 3)],
-        f"The model of best held-out IWELBO was {times}." if kept else "",
+        f"The model of best IWELBO on the test points, as in the paper, was {times}." if kept else "",
     )
 
 

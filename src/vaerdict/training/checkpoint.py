@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write ``path.safetensors``; the notes travel in its header, so that both are replaced in one stroke."""
-    from safetensors.torch import save_file
+    save_file = _safetensors("torch").save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     target, partial = path.with_suffix(".safetensors"), path.with_suffix(".partial")
@@ -39,16 +40,16 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any
 
 def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The tensors and notes of a checkpoint, None where there is none; one of another run is refused."""
-    from safetensors import SafetensorError, safe_open
+    safetensors = _safetensors()
 
     target = path.with_suffix(".safetensors")
     if not target.exists():
         return None
     try:
-        with safe_open(target, "pt") as file:
+        with safetensors.safe_open(target, "pt") as file:
             notes = json.loads((file.metadata() or {})["notes"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
         raise SettingError(f"{target} is no checkpoint of vaerdict ({error}); delete it to start anew.") from error
     if json.loads(json.dumps(fingerprint)) != notes.get("fingerprint"):
         raise SettingError(
@@ -56,3 +57,10 @@ def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, 
         )
     log.info("resuming %s at epoch %d", target, notes["course"]["epoch"])
     return tensors, notes
+
+
+def _safetensors(part: str = "") -> Any:
+    try:
+        return import_module(f"safetensors.{part}" if part else "safetensors")
+    except ImportError as error:
+        raise SettingError("checkpoints need safetensors; install it with `pip install safetensors`.") from error
