@@ -232,10 +232,11 @@ def test_an_event_that_no_draw_has_hit_is_not_certain():
 
 
 def test_a_query_with_a_heavier_tail_than_the_weights_is_seen_through():
-    """E exp(0.49 z^2) = 7.07, but its draws have k = 0.98: their mean and its error mean nothing."""
+    """E exp(0.8 z^2) is infinite, but any draws have a mean, and an error within so lavish a tolerance."""
     x = torch.zeros(12, 1, dtype=torch.double)
-    answer = expect(Plain(), x, lambda z: (0.49 * z[..., 0] ** 2).exp(), n=1000, tolerance=0.5, generator=seeded(0))
-    assert (answer.verdict == Verdict.REFUSE).double().mean() > 0.7
+    answer = expect(Plain(), x, lambda z: (0.8 * z[..., 0] ** 2).exp(), n=1000, tolerance=1e9, generator=seeded(0))
+    assert (answer.verdict == Verdict.REFUSE).all()
+    assert (answer.khat > 0.7).all()
     tame = expect(Plain(), x, lambda z: (0.1 * z[..., 0] ** 2).exp(), n=1000, tolerance=0.5, generator=seeded(0))
     assert (tame.verdict == Verdict.OK).all()
 
@@ -295,7 +296,7 @@ def test_sequential_monte_carlo_answers_where_no_ellipse_fits(ring):
     assert score.abs().max() < 6.5
     assert (answer.record.cost[by_smc] > 10 * 1024).all()
     for i in by_smc.nonzero().flatten().tolist():
-        assert re.fullmatch(r"SMC: Monte-Carlo error 0\.\d+ within 0\.15", answer.record.reason[i])
+        assert re.fullmatch(r"SMC: (k-hat -?\d\.\d+, )?Monte-Carlo error 0\.\d+ within 0\.15", answer.record.reason[i])
 
 
 def test_no_part_of_a_ring_is_taken_for_the_whole(monkeypatch):
@@ -331,9 +332,9 @@ def test_an_unreachable_tolerance_is_refused_with_what_it_would_take():
     answer = expect(MODEL, X[:4], lambda z: z, Near(1.05), 128, tolerance=1e-3)
     assert (answer.verdict == Verdict.REFUSE).all()
     for reason, mcse in zip(answer.reason, answer.mcse.amax(-1).tolist(), strict=True):
-        found = re.fullmatch(r"SMC: Monte-Carlo error \S+ exceeds 0\.001; about (\d+) times the draws would do", reason)
+        found = re.match(r"[A-Z]+: Monte-Carlo error \S+ exceeds 0\.001; about (\d+) times the draws would do", reason)
         assert found, reason
-        assert 0.1 < int(found[1]) / (mcse / 1e-3) ** 2 < 10  # of the rung tried last; the answer is the best rung's
+        assert 0.3 < int(found[1]) / (mcse / 1e-3) ** 2 < 3
     assert (answer.cost > 10 * 128).all()
 
 

@@ -427,7 +427,8 @@ def test_page_says_the_verdict_first_and_in_words(ppca_run):
         in seen.text
     )
     assert source.index('class="summary"') < source.index("<table")
-    assert "the best proposal (MIS-full-optimal, aligned Sobol draws)" in seen.text
+    assert "with the best fitted proposal (MIS-full-optimal)" in seen.text
+    assert "both with aligned Sobol draws" in seen.text
     assert "preset" not in seen.text.split("What holds")[0]
 
 
@@ -539,7 +540,8 @@ def audit_results() -> dict[str, Any]:
     return {
         "experiment": "audit", "preset": "paper", "seeds": [0],
         "derivatives": [{"k": 30, "loss": "released", "derivative": -0.344, "se": 0.001, "exact": 0.357}],
-        "fits": [{**fit, "loss": "released", "steps": n, "seed": s, "variance": n + s} for n in (9, 90) for s in SEEDS],
+        "fits": [{**fit, "loss": "released", "steps": n, "seed": s, "variance": n + s, "log10_variance": math.log10(n + s)}
+                 for n in (9, 90) for s in SEEDS],
         "collapse": [{"k_train": 200, "loss": "released", "seed": s, "behind": 0.3 + WOBBLE[s]} for s in range(3)],
         "mixture": [
             {"setting": setting, "against": "CHI", "seed": s, "gain": gain + WOBBLE[s] / 10, "n_mixture": 9}

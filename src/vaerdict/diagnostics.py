@@ -81,10 +81,10 @@ def khat(log_w: Tensor) -> Tensor:
 
 
 def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
-    r"""Shape :math:`\hat k` that matters for estimating the mean of f: the largest of those of w, f₊w and f₋w.
+    r"""Shape :math:`\hat k` that matters for estimating the mean of f: the larger of those of w and :math:`w|f-\bar f|`.
 
-    A function with at most two values (an indicator) cannot make the tail heavier, and its :math:`\hat k` is that of
-    the weights. A part that cannot be assessed does not count, so that NaN means that none could be.
+    The error of a self-normalised mean is a sum of :math:`w (f - \bar f)`. A function with at most two values (an
+    indicator) cannot make its tail heavier, and its :math:`\hat k` is that of the weights. NaN: neither was assessed.
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch) -> (*batch, *out)``.
     """
@@ -96,9 +96,8 @@ def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
     for part in _parts(values):
         varied = part.start + _varied(values[:, part]).nonzero().squeeze(1)
         g, log_weight = values[:, varied].double(), weights[:, varied // n_out].double()
-        for side in (g, -g):
-            beyond = _khat_of_columns(side.clamp(min=0).log() + log_weight)
-            shape[varied] = torch.fmax(shape[varied], beyond)
+        distance = (g - (torch.softmax(log_weight, 0) * g).sum(0)).abs()
+        shape[varied] = torch.fmax(shape[varied], _khat_of_columns(distance.log() + log_weight))
     return shape.reshape(f.shape[1:])
 
 
