@@ -540,8 +540,10 @@ def audit_results() -> dict[str, Any]:
     return {
         "experiment": "audit", "preset": "paper", "seeds": [0],
         "derivatives": [{"k": 30, "loss": "released", "derivative": -0.344, "se": 0.001, "exact": 0.357}],
-        "fits": [{**fit, "loss": "released", "steps": n, "seed": s, "variance": n + s, "log10_variance": math.log10(n + s)}
-                 for n in (9, 90) for s in SEEDS],
+        "fits": [
+            {**fit, "loss": "released", "steps": n, "seed": s, "variance": n + s, "log10_variance": math.log10(n + s)}
+            for n in (9, 90) for s in SEEDS
+        ],
         "collapse": [{"k_train": 200, "loss": "released", "seed": s, "behind": 0.3 + WOBBLE[s]} for s in range(3)],
         "mixture": [
             {"setting": setting, "against": "CHI", "seed": s, "gain": gain + WOBBLE[s] / 10, "n_mixture": 9}

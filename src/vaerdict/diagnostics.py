@@ -81,7 +81,7 @@ def khat(log_w: Tensor) -> Tensor:
 
 
 def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
-    r"""Shape :math:`\hat k` that matters for estimating the mean of f: the larger of those of w and :math:`w|f-\bar f|`.
+    r"""Shape :math:`\hat k` that matters for the mean of f: the larger of those of w and :math:`w|f-\bar f|`.
 
     The error of a self-normalised mean is a sum of :math:`w (f - \bar f)`. A function with at most two values (an
     indicator) cannot make its tail heavier, and its :math:`\hat k` is that of the weights. NaN: neither was assessed.

@@ -65,15 +65,20 @@ class LinearGaussian(nn.Module):
 
     def posterior_covariance(self) -> Tensor:
         """Covariance of z given x, the same for every x. Shapes: ``(d, d)``, or ``(members, d, d)``."""
-        scaled = self.loading / self.noise_sd.unsqueeze(-1)
-        return torch.linalg.inv(torch.eye(self.d).to(scaled) + scaled.mT @ scaled)
+        return self._posterior_covariance().to(self.noise_sd.dtype)
+
+    def _posterior_covariance(self) -> Tensor:
+        """In double precision: a feature almost without noise makes the precision almost singular."""
+        scaled = (self.loading / self.noise_sd.unsqueeze(-1)).double()
+        precision = torch.eye(self.d, device=scaled.device, dtype=scaled.dtype) + scaled.mT @ scaled
+        return torch.cholesky_inverse(torch.linalg.cholesky(precision))
 
     def posterior(self, x: Tensor, *, inflate: float = 1.0) -> Elliptical:
         """The exact posterior of z for each x, its variance multiplied by `inflate`; a proposal for these x."""
-        covariance = self.posterior_covariance()
-        gain = covariance @ self.loading.mT / self.noise_sd.square().unsqueeze(-2)
-        loc = linear(self._centred(x), gain)
-        tril = per_member(torch.linalg.cholesky(covariance), 2) * math.sqrt(inflate)
+        covariance = self._posterior_covariance()
+        gain = covariance @ self.loading.mT.double() / self.noise_sd.square().unsqueeze(-2)
+        loc = linear(self._centred(x), gain.to(x.dtype))
+        tril = per_member(torch.linalg.cholesky(covariance).to(x.dtype), 2) * math.sqrt(inflate)
         return Elliptical(loc, Triangular(tril.expand(*loc.shape, self.d)))
 
     def log_evidence(self, x: Tensor) -> Tensor:
