@@ -22,7 +22,7 @@ from vaerdict.proposals import Amortised, Mixture, Normal, SplineFlow, Student, 
 from vaerdict.refinement import refine
 from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
 
-CONVERGED = Settings(n_particles=30, epochs=600, lr_theta=1e-2, lr_phi=3e-3)
+CONVERGED = Settings(n_particles=30, epochs=600, lr_theta=3e-2, lr_phi=3e-3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,7 @@ def beyond(preset: Preset, unit: Unit) -> dict[str, Any]:
         PPCA(problem.data.weight, 1.0),
         objectives=(VAE, IWAE, WW, CHI),
         families=(Normal(), Normal(full=True), Student(full=True)),
+        encoder=Normal(full=True),
         seeds=[seed],
         settings=CONVERGED,
     ).fit(x_train, x_valid)
@@ -152,7 +153,7 @@ def _mixtures(model: PPCA, named: Mapping[str, Proposal], x: Tensor, seed: int) 
 
 def _flow(problem: Problem, model: PPCA, x_train: Tensor, x_valid: Tensor, seed: int) -> Proposal:
     flow = SplineFlow().make(x_train, model.d, hidden=(64, 64), generator=seeded(seed))
-    settings = Settings(n_particles=10, epochs=60, lr_phi=2e-3, patience=4)
+    settings = Settings(n_particles=10, epochs=40, lr_phi=2e-3, patience=3, drops=1)
     (fit,) = train([Member(model, flow, IWAE, seed)], x_train, x_valid, settings, learn_model=False)
     return fit.proposal
 

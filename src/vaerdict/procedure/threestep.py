@@ -64,7 +64,9 @@ class _Scored:
 class ThreeStep:
     """Fit, select, combine; then ask.
 
-    `model` is a module, each member starting from a copy of it, or a function that makes a fresh one. After `fit`:
+    `model` is a module, each member starting from a copy of it, or a function that makes a fresh one. Step one trains
+    it by `objectives` with encoders of the family `encoder` (diagonal Gaussians by default), step two fits `proposals`
+    of every one of `families` for the model kept. After `fit`:
     `selection` is the table of step one, `model` the winner, `proposals` what step two fitted for it, `posterior(x, n)`
     the answer of step three.
     """
@@ -76,6 +78,7 @@ class ThreeStep:
         objectives: Sequence[Recipe] = (VAE, IWAE, WW, CHI),
         families: Sequence[Family] = (Normal(full=True),),
         proposals: Sequence[Recipe] = (IWAE, WW, CHI),
+        encoder: Family | None = None,
         seeds: int | Sequence[int] = 1,
         settings: Settings | None = None,
         hidden: Sequence[int] = (128,),
@@ -90,6 +93,7 @@ class ThreeStep:
         self.template = model
         self.objectives, self.families, self.recipes = tuple(objectives), tuple(families), tuple(proposals)
         self.seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+        self.encoder = encoder or Normal()
         self.settings = settings or Settings()
         self.hidden, self.prior_share, self.device = tuple(hidden), prior_share, device
         self.selection: list[Score] = []
@@ -114,7 +118,9 @@ class ThreeStep:
     ) -> ThreeStep:
         """Steps one and two. `x_valid` decides when training ends and which model is kept: keep a test set apart."""
         folder = None if checkpoint is None else checkpoint / "models"
-        members = [self._member(recipe, seed, x_train, Normal()) for recipe in self.objectives for seed in self.seeds]
+        members = [
+            self._member(recipe, seed, x_train, self.encoder) for recipe in self.objectives for seed in self.seeds
+        ]
         self.fits = train(
             members, x_train, x_valid, self.settings, device=self.device, checkpoint=folder, progress=progress
         )

@@ -34,7 +34,7 @@ class Settings:
     lr_theta: float = 1e-2
     lr_phi: float = 3e-3
     patience: int | None = 8
-    min_gain: float = 1e-3
+    min_gain: float = 1e-4
     drops: int = 3
     decay: float = 0.3
     check_every: int = 2
