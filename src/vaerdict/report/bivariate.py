@@ -23,9 +23,9 @@ _RULE = (
 )
 _CHOICES = (
     "The paper gives neither the loading matrix behind its figure nor whether the means of the proposals follow λ; "
-    "each choice made here is shown on its own. The entangled loadings were chosen, among about thirty that were tried, "
-    "because they give the paper's order; two others are judged beside them. Standard errors leave out the numerical fit "
-    "of the IWAE proposal itself."
+    "each choice made here is shown on its own. The entangled loadings were chosen, among about thirty tried, because "
+    "they give the paper's order; two others are judged beside them. Standard errors leave out the numerical fit of "
+    "the IWAE proposal itself."
 )
 
 
