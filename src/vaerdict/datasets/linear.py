@@ -1,4 +1,4 @@
-"""Simulators and file readers. Data sets know no model: they return tensors and the truth behind them."""
+"""The linear-Gaussian data of the pPCA experiment."""
 
 from __future__ import annotations
 
