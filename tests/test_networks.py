@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from checks import assert_mean
 from vaerdict import networks
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.networks import MLP, Linear, linear, stack, unstack
+from vaerdict.networks import CNN, MLP, Dropout, Joint, Linear, linear, stack, unstack
 from vaerdict.noise import seeded
 
 
@@ -112,3 +114,125 @@ def test_an_mlp_standardises_and_alternates_maps_and_activations(generator):
     flat = MLP(3, 2, (), generator=generator)
     assert len(flat.layers) == 1
     torch.testing.assert_close(flat(x), flat.layers[0](x))
+
+
+# ------------------------------------------------------------------------------------------------ split products
+def test_a_split_product_is_the_product_with_its_derivatives(generator):
+    x = torch.randn(2, 2 * networks._SPLITS, 3, generator=generator, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(2, 4, 3, generator=generator, dtype=torch.double, requires_grad=True)
+    product = networks._SplitProduct.apply
+    assert torch.equal(product(x, weight), x @ weight.mT)
+    up = torch.randn(2, 2 * networks._SPLITS, 4, generator=generator, dtype=torch.double)
+    split = torch.autograd.grad(product(x, weight), (x, weight), up)
+    for ours, plain in zip(split, torch.autograd.grad(x @ weight.mT, (x, weight), up), strict=True):
+        torch.testing.assert_close(ours, plain)
+    few = (x[:, : networks._SPLITS, :2].detach().requires_grad_(), weight[:, :2, :2].detach().requires_grad_())
+    with torch.random.fork_rng():  # the checks draw their directions from the global state
+        assert torch.autograd.gradcheck(product, few)
+        assert torch.autograd.gradgradcheck(product, few)
+    assert torch.autograd.grad(product(x.detach(), weight), weight, up)[0].shape == weight.shape
+
+
+# -------------------------------------------------------------------------------------------------------- dropout
+def test_dropout_keeps_the_mean_and_scales_up_what_it_keeps(generator):
+    h = torch.full((400, 500), 3.0, dtype=torch.double)
+    dropped = Dropout(0.3, (generator,))(h)
+    torch.testing.assert_close(dropped.unique(), torch.tensor([0, 3 / 0.7], dtype=torch.double), rtol=1e-6, atol=0)
+    assert_mean(dropped, 3.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(0.98 * dropped, 3.0, rate=1e-6)
+
+
+def test_dropout_of_nothing_draws_nothing(generator):
+    before, h = generator.get_state(), torch.ones(3, 4)
+    assert Dropout(0.0, (generator,))(h) is h
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 5)])
+def test_each_member_of_a_stack_drops_by_its_own_generator(lead):
+    h = torch.ones(*lead, 3, 7, 4)
+    together = Dropout(0.5, tuple(seeded(s) for s in range(3)))(h)
+    for m in range(3):
+        assert torch.equal(together[..., m, :, :], Dropout(0.5, (seeded(m),))(h[..., m, :, :]))
+    assert not torch.equal(together[..., 0, :, :], together[..., 1, :, :])
+
+
+def test_an_mlp_drops_behind_every_hidden_layer_and_nowhere_else(generator):
+    net, x = members(1)[0], torch.randn(7, 4, generator=generator, dtype=torch.double)
+    halved = net.layers[2](0.5 * F.relu(net.layers[1](0.5 * F.relu(net.layers[0](x)))))
+    torch.testing.assert_close(net(x, lambda h: 0.5 * h), halved)
+
+
+# ---------------------------------------------------------------------------------------- class and vector together
+def joints(n: int) -> list[Joint]:
+    return [Joint(3, 2, 4, (8, 6), generator=seeded(s)).double() for s in range(n)]
+
+
+def test_a_joint_network_is_a_perceptron_of_both_side_by_side(generator):
+    (net,) = joints(1)
+    c, v = torch.eye(3, dtype=torch.double)[[0, 2, 1, 1]], torch.randn(4, 2, generator=generator, dtype=torch.double)
+    weight = torch.cat([net.of_class.weight, net.of_vector.weight], 1)
+    first = F.selu(F.linear(torch.cat([c, v], 1), weight, net.of_class.bias + net.of_vector.bias))
+    torch.testing.assert_close(net(c, v), net.rest(first))
+
+
+@pytest.mark.parametrize("members", [0, 2])
+def test_a_joint_network_repeats_what_has_fewer_axes(members, generator):
+    net = stack(joints(members)) if members else joints(1)[0]
+    batch = (members, 6) if members else (6,)
+    v = torch.randn(5, *batch, 2, generator=generator, dtype=torch.double)
+    ones = (1,) * len(batch[:-1])
+    c = torch.eye(3, dtype=torch.double).reshape(3, 1, *ones, 1, 3).expand(3, 1, *batch[:-1], 1, 3)
+    out = net(c, v)
+    assert out.shape == (3, 5, *batch, 4)
+    torch.testing.assert_close(out, net(c.expand(3, 5, *batch, 3), v.expand(3, 5, *batch, 2)))
+    for i, one in enumerate(joints(members)):
+        torch.testing.assert_close(out[:, :, i], one(c[:, :, i], v[:, i]), rtol=1e-12, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------- convolutions
+def by_torch(net: CNN, x: Tensor) -> Tensor:
+    h = x.reshape(-1, 1, *net.image_shape)
+    for layer in net.convolutions:
+        weight = layer.get_parameter("weight")
+        h = F.conv2d(h, weight.reshape(len(weight), -1, 3, 3), layer.get_parameter("bias"), padding=1)
+        h = F.selu(F.max_pool2d(h, 2) if min(h.shape[-2:]) > 1 else h)
+    return net.head(h.flatten(1))
+
+
+def cnns(image_shape: tuple[int, int], n: int = 3) -> list[CNN]:
+    return [CNN(image_shape, 4, (3, 5, 2), (6,), generator=seeded(s)).double() for s in range(n)]
+
+
+@pytest.mark.parametrize("image_shape", [(8, 8), (7, 9), (5, 4), (3, 2), (1, 6)])
+def test_convolutions_are_those_of_torch_on_images_of_any_size(image_shape, generator):
+    (net,) = cnns(image_shape, 1)
+    x = torch.randn(6, image_shape[0] * image_shape[1], generator=generator, dtype=torch.double)
+    torch.testing.assert_close(net(x), by_torch(net, x), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(net(x.reshape(2, 3, -1)), net(x).reshape(2, 3, -1), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(net(x, lambda h: 0.5 * h), by_torch_halved(net, x), rtol=1e-10, atol=1e-12)
+
+
+def by_torch_halved(net: CNN, x: Tensor) -> Tensor:
+    """The network with its hidden units behind the convolutions halved."""
+    whole, head = by_torch(net, x), net.head.layers
+    bias = head[1].get_parameter("bias")
+    return 0.5 * (whole - bias) + bias
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)])
+def test_a_stack_of_convolutional_networks_gives_what_its_members_give(lead, generator):
+    parts = cnns((5, 4))
+    x = torch.randn(*lead, 3, 7, 20, generator=generator, dtype=torch.double)
+    out = stack(parts)(x)
+    for m, part in enumerate(parts):
+        torch.testing.assert_close(out[..., m, :, :], part(x[..., m, :, :]), rtol=1e-10, atol=1e-12)
+
+
+def test_images_of_another_size_or_without_the_member_axis_are_refused():
+    with pytest.raises(ShapeError, match=r"images have 16 pixels, the network takes \(5, 4\)"):
+        cnns((5, 4))[0](torch.zeros(7, 16, dtype=torch.double))
+    for shape in ((6, 20), (2, 6, 20), (3, 2, 6, 20)):
+        with pytest.raises(ShapeError, match="a stack of 3 members needs input"):
+            stack(cnns((5, 4)))(torch.zeros(*shape, dtype=torch.double))

@@ -61,6 +61,23 @@ def test_each_member_of_a_stack_draws_from_its_own_generator():
         assert torch.equal(gamma[:, member], gamma_alone)
 
 
+@pytest.mark.parametrize("kind", [lambda s: as_source(seeded(s)), lambda s: Sobol(seeded(s))], ids=["iid", "sobol"])
+def test_uniform_numbers_have_their_law_and_repeat(kind):
+    u = kind(3).uniform(64, (50, 2), 3, like=LIKE)
+    assert (u.shape, u.dtype) == ((64, 50, 2, 3), torch.double)
+    assert 0 <= u.min() < u.max() < 1
+    assert torch.equal(u, kind(3).uniform(64, (50, 2), 3, like=LIKE))
+    assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-6
+    assert stats.kstest((u**1.1).flatten().numpy(), "uniform").pvalue < 1e-6
+
+
+def test_each_member_of_a_stack_draws_its_own_uniform_numbers():
+    u = Iid(tuple(seeded(s) for s in range(3))).uniform(4, (3, 5), 2, like=LIKE.float())
+    assert u.dtype == torch.float32
+    for member in range(3):
+        assert torch.equal(u[:, member], as_source(seeded(member)).uniform(4, (5,), 2, like=LIKE.float()))
+
+
 @pytest.mark.parametrize("batch", [(), (4, 5)])
 def test_a_stack_of_generators_needs_a_batch_of_as_many_members(batch):
     with pytest.raises(SettingError, match="3 generators serve a stack of as many members, but the batch is"):
@@ -89,6 +106,14 @@ def test_sobol_estimates_are_unbiased_and_far_more_accurate(generator):
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean(sobol, exact + 2e-4, rate=1e-6)
     assert (sobol - exact).square().mean() < 0.05**2 * (iid - exact).square().mean()
+
+
+def test_nets_paired_point_by_point_do_not_go_in_step(generator):
+    """Two nets in the engine's order would share their leading bits: correlations of three quarters, at every k."""
+    source = Sobol(generator)
+    one, other = (source.uniform(1024, (200,), 1, like=LIKE) - 0.5 for _ in range(2))
+    correlation = 12 * (one * other).mean(0)
+    assert correlation.abs().max() < 6 / math.sqrt(1024)  # six standard errors of independent points
 
 
 def test_a_first_point_rounded_up_to_one_stays_inside(generator, monkeypatch):

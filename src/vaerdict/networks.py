@@ -10,6 +10,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -32,13 +33,46 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
     members = weight.shape[0]
-    if x.dim() < 3 or x.shape[-3] != members:
-        raise ShapeError(f"a stack of {members} members needs input (..., {members}, n, in), got {tuple(x.shape)}.")
+    _check_members(x, members)
     # one product a member with all particles in it, instead of one a particle and member
     lead = x.shape[:-3]
     flat = x.movedim(-3, 0).reshape(members, -1, x.shape[-1])
-    out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
+    if flat.is_cuda and flat.shape[1] % _SPLITS == 0 and weight.requires_grad:
+        out = _SplitProduct.apply(flat, weight)
+        out = out if bias is None else out + bias.unsqueeze(1)
+    else:
+        out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
     return out.reshape(members, *lead, x.shape[-2], -1).movedim(0, -3)
+
+
+def _check_members(x: Tensor, members: int) -> None:
+    if x.dim() < 3 or x.shape[-3] != members:
+        raise ShapeError(f"a stack of {members} members needs input (..., {members}, n, in), got {tuple(x.shape)}.")
+
+
+_SPLITS = 16
+
+
+class _SplitProduct(torch.autograd.Function):
+    """Batched ``x @ weight.mT`` whose gradient in the weights is summed in parts.
+
+    That gradient is a small matrix, a sum over very many rows: left whole, a handful of a GPU's processors do it while
+    the others wait.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, weight)
+        return x @ weight.mT
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        members, rows = x.shape[:2]
+        parts = (t.reshape(members * _SPLITS, rows // _SPLITS, -1) for t in (grad, x))
+        left, right = parts
+        split = (left.mT @ right).reshape(members, _SPLITS, *weight.shape[1:]).sum(1)
+        return grad @ weight if ctx.needs_input_grad[0] else None, split
 
 
 class Linear(nn.Module):
@@ -53,6 +87,37 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: ``(..., n, in) -> (..., n, out)``."""
         return linear(x, self.weight, self.bias)
+
+
+Activation = Callable[[Tensor], Tensor]
+"""An elementwise function; a `Dropout` is one too."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Zeroes a share of the hidden units and scales up the rest; its randomness is its own, one generator a member."""
+
+    rate: float
+    generators: tuple[torch.Generator, ...]
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """Shapes: ``(..., n, d) -> (..., n, d)``, in a stack ``(..., members, n, d)``."""
+        if self.rate == 0:
+            return h
+        if len(self.generators) == 1:
+            return h * self._mask(h.shape, self.generators[0])
+        # member by member in the memory order of a stacked linear layer's output
+        shape = (*h.shape[:-3], *h.shape[-2:])
+        return h * torch.stack([self._mask(shape, g) for g in self.generators]).movedim(0, -3)
+
+    def _mask(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        kept = torch.rand(*shape, generator=generator, device=generator.device) >= self.rate
+        return kept / (1 - self.rate)
+
+
+def unchanged(h: Tensor) -> Tensor:
+    """No dropout."""
+    return h
 
 
 class MLP(nn.Module):
@@ -70,7 +135,7 @@ class MLP(nn.Module):
         hidden: Sequence[int] = (128,),
         *,
         generator: torch.Generator,
-        activation: Callable[[Tensor], Tensor] = F.relu,
+        activation: Activation = F.relu,
         center: Tensor | None = None,
         spread: Tensor | None = None,
     ) -> None:
@@ -81,8 +146,13 @@ class MLP(nn.Module):
         self.center = nn.Buffer(torch.zeros(n_in) if center is None else center)
         self.spread = nn.Buffer(torch.ones(n_in) if spread is None else spread)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shapes: ``(..., n, in) -> (..., n, out)``."""
+    @property
+    def stacked(self) -> bool:
+        """Whether the parameters carry a member axis."""
+        return self.layers[-1].get_parameter("bias").dim() == 2
+
+    def forward(self, x: Tensor, drop: Activation = unchanged) -> Tensor:
+        """Shapes: ``(..., n, in) -> (..., n, out)``; `drop` is applied to every hidden layer."""
         center, spread = per_member(self.center, 1), per_member(self.spread, 1)
         if x.shape[-1] != center.shape[-1]:
             raise ShapeError(
@@ -90,8 +160,95 @@ class MLP(nn.Module):
             )
         h = (x - center) / spread
         for layer in self.layers[:-1]:
-            h = self.activation(layer(h))
+            h = drop(self.activation(layer(h)))
         return self.layers[-1](h)
+
+
+class Joint(nn.Module):
+    """A multilayer perceptron of a class and a vector side by side; can be stacked.
+
+    Its first layer is the sum of a layer of each, so that either is repeated only behind it where the other has more
+    axes: all classes of one vector, or one class of all vectors.
+
+    Shapes: ``c (..., n, classes)``, ``v (..., n, d)`` that broadcast ``-> (..., n, out)``.
+    """
+
+    stackable = True
+
+    def __init__(
+        self,
+        n_classes: int,
+        d: int,
+        n_out: int,
+        hidden: Sequence[int] = (128,),
+        *,
+        generator: torch.Generator,
+        activation: Activation = F.selu,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.of_class = Linear(n_classes, hidden[0], generator=generator)
+        self.of_vector = Linear(d, hidden[0], generator=generator)
+        self.rest = MLP(hidden[0], n_out, hidden[1:], generator=generator, activation=activation)
+
+    def forward(self, c: Tensor, v: Tensor) -> Tensor:
+        """Shapes: ``(..., n, classes), (..., n, d) -> (..., n, out)``."""
+        return self.rest(self.activation(self.of_class(c) + self.of_vector(v)))
+
+
+class CNN(nn.Module):
+    """Convolutions of size 3, each followed by pooling 2 x 2, on one-channel images, then an `MLP`; can be stacked.
+
+    An image too small for all the poolings has fewer of them.
+
+    Shapes: ``(..., n, height * width) -> (..., n, out)``.
+    """
+
+    stackable = True
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int],
+        n_out: int,
+        channels: Sequence[int] = (16, 32, 32),
+        hidden: Sequence[int] = (128,),
+        *,
+        generator: torch.Generator,
+        activation: Activation = F.selu,
+    ) -> None:
+        super().__init__()
+        self.image_shape, self.activation = tuple(image_shape), activation
+        sizes = [1, *channels]
+        self.convolutions = nn.ModuleList(Linear(9 * a, b, generator=generator) for a, b in itertools.pairwise(sizes))
+        height, width = image_shape
+        for _ in channels:
+            height, width = (height // 2, width // 2) if min(height, width) > 1 else (height, width)
+        self.head = MLP(sizes[-1] * height * width, n_out, hidden, generator=generator, activation=activation)
+
+    def forward(self, x: Tensor, drop: Activation = unchanged) -> Tensor:
+        """Shapes: ``(..., n, height * width) -> (..., n, out)``; `drop` is applied behind the convolutions."""
+        if x.shape[-1] != math.prod(self.image_shape):
+            raise ShapeError(f"images have {x.shape[-1]} pixels, the network takes {self.image_shape} of them.")
+        # members side by side as groups of channels: (images, members, height, width)
+        members = len(self.convolutions[0].get_parameter("weight")) if self.head.stacked else 1
+        if self.head.stacked:
+            _check_members(x, members)
+        maps = x.movedim(-3, -2) if self.head.stacked else x
+        h = maps.reshape(-1, members, *self.image_shape)
+        for layer in self.convolutions:
+            h = self.activation(_pooled(_convolved(h, layer, members)))
+        flat = h.reshape(*maps.shape[:-1], -1)
+        return self.head(flat.movedim(-2, -3) if self.head.stacked else flat, drop)
+
+
+def _convolved(h: Tensor, layer: nn.Module, groups: int) -> Tensor:
+    weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
+    return F.conv2d(h, weight.reshape(-1, weight.shape[-1] // 9, 3, 3), bias.flatten(), padding=1, groups=groups)
+
+
+def _pooled(h: Tensor) -> Tensor:
+    """The greatest of every 2 x 2 pixels, where there are as many."""
+    return F.max_pool2d(h, 2) if min(h.shape[-2:]) > 1 else h
 
 
 def stackable(module: nn.Module) -> bool:

@@ -38,6 +38,14 @@ class Iid:
 
         return self._each(k, batch, make, like)
 
+    def uniform(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
+        """Uniform numbers of [0, 1), shape ``(k, *batch, d)``, with the dtype and device of `like`."""
+
+        def make(shape: Sequence[int], g: torch.Generator) -> Tensor:
+            return torch.rand(*shape, d, generator=g, dtype=like.dtype, device=g.device)
+
+        return self._each(k, batch, make, like)
+
     def normal_gamma(self, k: int, batch: Sequence[int], d: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
         """Standard normals ``(k, *batch, d)`` and standard gammas ``(k, *batch, 1)``, independent of each other.
 
@@ -64,6 +72,24 @@ class Iid:
         return torch.stack([make((k, *batch[1:]), g) for g in self.generators], 1).to(like.device)
 
 
+@dataclass(frozen=True)
+class Shared(Iid):
+    """Independent noise along the particles, the same for every observation.
+
+    Each estimate is as good as by `Iid`, and does not depend on the observations it is asked with; the errors of
+    different observations are not independent.
+    """
+
+    def normal_gamma(self, k: int, batch: Sequence[int], d: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
+        """Standard normals ``(k, *batch, d)`` and standard gammas ``(k, *batch, 1)``, alike along the batch."""
+        eps, gamma = super().normal_gamma(k, [1] * len(batch), d, concentration)
+        return eps.expand(k, *batch, d), gamma.expand(k, *batch, 1)
+
+    def _each(self, k: int, batch: Sequence[int], make, like: Tensor) -> Tensor:
+        one = super()._each(k, [1] * len(batch), make, like)
+        return one.expand(k, *batch, one.shape[-1])
+
+
 def _standard_gamma(alpha: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
     drawn = torch._standard_gamma(alpha.to(generator.device).expand(shape).contiguous(), generator=generator)
     return drawn.to(alpha.device)
@@ -84,6 +110,8 @@ class Sobol:
         """Points of ``(0, 1)^d``, shape ``(k, *batch, d)``: along k a randomised net, across the batch independent."""
         seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device=self.generator.device))
         points = SobolEngine(d, scramble=True, seed=seed).draw(k, dtype=torch.float64)
+        # in an order of its own: two nets whose points are paired one by one must not go in step
+        points = points[torch.randperm(k, generator=seeded(seed))]
         # the engine keeps its first point in float32, which can round up to 1
         net = (points * 2**_SOBOL_BITS).long().clamp_max(2**_SOBOL_BITS - 1).to(like.device)
         shift = torch.randint(2**_SOBOL_BITS, (*batch, d), generator=self.generator, device=self.generator.device)

@@ -14,10 +14,20 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from vaerdict import core
-from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents, restricted
+from vaerdict.core import (
+    Draws,
+    Latent,
+    Proposal,
+    SettingError,
+    ShapeError,
+    check_count,
+    concat_latents,
+    restricted,
+)
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
 from vaerdict.networks import MLP, stackable
 from vaerdict.noise import Randomness, Sobol, Source, as_source
+from vaerdict.views import LogNormalised
 
 _SCALE_FLOOR = 1e-6
 _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
@@ -173,6 +183,43 @@ def _center_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
     spread = flat.std(0) if flat.shape[0] > 1 else torch.ones_like(flat[0])
     # a column that is constant here may vary elsewhere: dividing by its spread would blow it up
     return flat.mean(0), torch.where(spread > 1e-6, spread, 1)
+
+
+@dataclass(frozen=True)
+class OfCounts:
+    """Proposals of another family that look at counts as `LogNormalised`; `n_batches` columns behind them pass as they
+    are."""
+
+    family: Family = Normal()
+    n_batches: int = 0
+
+    @property
+    def suffix(self) -> str:
+        """What follows the objective's name in tables: the family's."""
+        return self.family.suffix
+
+    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Viewed:
+        """A fresh proposal for counts like x with d latents."""
+        n_genes = x.shape[-1] - self.n_batches
+        view = LogNormalised(n_genes, x[..., :n_genes].sum(-1).double().median().to(x))
+        return Viewed(view, self.family.make(view(x), d, hidden=hidden, generator=generator))
+
+
+class Viewed(Trainable):
+    """A proposal that sees x through a fixed view of it."""
+
+    def __init__(self, view: nn.Module, proposal: Trainable) -> None:
+        super().__init__()
+        self.view, self.proposal = view, proposal
+        self.stackable = stackable(view) and stackable(proposal)
+
+    def forward(self, x: Tensor) -> Conditional:
+        """The distribution of latents given the view of x."""
+        return self.proposal(self.view(x))
+
+    def noise(self, x: Tensor, k: int, source: Source) -> Noise:
+        """Base noise for k particles of each observation."""
+        return self.proposal.noise(x, k, source)
 
 
 @dataclass(frozen=True)
