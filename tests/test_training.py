@@ -34,6 +34,7 @@ from vaerdict.training import (
     train,
     warm_up,
 )
+from vaerdict.training.data import Shared
 from vaerdict.training.flat import Adam, Flat
 from vaerdict.training.loop import _Course, _lag, stack_size
 from vaerdict.training.stacks import Stack, signature
@@ -267,7 +268,7 @@ def _first_losses(members: list[Member]) -> Tensor:
 
     stack = stack_of(*members)
     x = X[:9].expand(len(members), 9, 5) if len(members) > 1 else X[:9]
-    return stack.phi_loss(x, stack.proposal.noise(x, 4, stack.source), _beta(stack, 0.0, x)).detach()
+    return stack.phi_loss(x, stack.proposal.noise(x, 4, stack.source), _beta(stack, 0.0)).detach()
 
 
 def test_annealing_follows_the_share_of_training_done():
@@ -299,7 +300,7 @@ class Identity(nn.Module):
 def information(sd: float, x: Tensor, n_members: int) -> Tensor:
     q = Amortised(Identity(sd), 1, full=False)
     model = PPCA(torch.ones(1, 1).double(), 1.0)
-    return stack_of(*(Member(model, q, AGG, seed) for seed in range(n_members))).mutual_information(x)
+    return stack_of(*(Member(model, q, AGG, seed) for seed in range(n_members))).mutual_information(Shared(x))
 
 
 def test_mutual_information_of_a_gaussian_channel():
@@ -325,9 +326,9 @@ def test_only_members_that_still_lag_catch_up():
     stack.phi_step(X[:50].expand(3, 50, 5), 5, None)  # something to remember
     course = _Course.start(stack)
     course.lagging = [True, False, True]
-    before, noise = [t.clone() for t in stack.phi._tensors()], [g.get_state() for g in stack.generators]
-    _lag(stack, X[:200], 50, SHORT, course, None)
-    for old, new in zip(before, stack.phi._tensors(), strict=True):
+    before, noise = [t.clone() for t in stack.phi.tensors()], [g.get_state() for g in stack.generators]
+    _lag(stack, Shared(X[:200]), 50, SHORT, course, None)
+    for old, new in zip(before, stack.phi.tensors(), strict=True):
         assert torch.equal(old[1], new[1])
         assert not torch.equal(old[0], new[0])
         assert not torch.equal(old[2], new[2])
@@ -346,7 +347,7 @@ def test_lagging_ends_when_information_stops_rising_or_its_epochs_are_over(monke
 
     scripted = iter([[1.0, 1.0, 1.0], [2.0, 0.5, 2.0], [1.5, 9.0, 3.0], [0.0, 9.9, 4.0]])
     monkeypatch.setattr(Stack, "phi_step", phi_step)
-    monkeypatch.setattr(Stack, "mutual_information", lambda self, x: torch.tensor(next(scripted)))
+    monkeypatch.setattr(Stack, "mutual_information", lambda self, x, most: torch.tensor(next(scripted)))
     members = [member(replace(AGG, lagging=Lagging(inner=1, epochs=4)), seed) for seed in range(3)]
     short_train(members, replace(SHORT, epochs=6, batch_size=200, check_every=1))
     masks = [m for m in inner if m]
@@ -366,7 +367,7 @@ def test_lagging_is_watched_every_epoch_however_rare_the_checks(monkeypatch):
 
     rising = iter(range(100))
     monkeypatch.setattr(Stack, "phi_step", phi_step)
-    monkeypatch.setattr(Stack, "mutual_information", lambda self, x: torch.tensor([float(next(rising))]))
+    monkeypatch.setattr(Stack, "mutual_information", lambda self, x, most: torch.tensor([float(next(rising))]))
     agg = replace(AGG, lagging=Lagging(inner=1, epochs=3))
     short_train([member(agg, 0)], replace(SHORT, epochs=8, batch_size=200, check_every=8, patience=None))
     assert caught_up == 3
@@ -393,8 +394,8 @@ def test_the_held_out_bound_is_the_iwelbo_of_the_member_on_fixed_noise():
         again = iwelbo(fit.model.log_joint(X[200:], z) - log_q).mean().item()
     assert fit.history[-1][1] == pytest.approx(again, abs=0.02)
     stack = stack_of(member(IWAE, 0), member(IWAE, 1))
-    assert torch.equal(stack.score(X[200:], 10), stack.score(X[200:], 10))
-    assert torch.unique(stack.score(X[200:], 10)).numel() == 2
+    assert torch.equal(stack.score(Shared(X[200:]), 10), stack.score(Shared(X[200:]), 10))
+    assert torch.unique(stack.score(Shared(X[200:]), 10)).numel() == 2
 
 
 PLATEAU = replace(SHORT, epochs=50, patience=2, drops=1, decay=0.3, check_every=1, min_gain=0.1)
@@ -568,11 +569,11 @@ def test_a_masked_step_leaves_the_others_bit_for_bit():
     module = nn.ParameterList([torch.randn(3, 4, generator=seeded(0))])
     adam = Adam(Flat(module, 3), 0.1)
     adam.step(torch.randn(3, 4, generator=seeded(1)))
-    before = [t.clone() for t in adam._tensors()]
+    before = [t.clone() for t in adam.tensors()]
     gradient = torch.randn(3, 4, generator=seeded(2))
     gradient[0] = torch.nan  # not even this reaches a member left out
     adam.step(gradient, torch.tensor([False, True, True]))
-    for old, new in zip(before, adam._tensors(), strict=True):
+    for old, new in zip(before, adam.tensors(), strict=True):
         assert torch.equal(old[0], new[0])
         assert not torch.equal(old[1:], new[1:])
         assert torch.isfinite(new).all()

@@ -40,22 +40,28 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any
 
 def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The tensors and notes of a checkpoint, None where there is none; one of another run is refused."""
-    safetensors = _safetensors()
-
     target = path.with_suffix(".safetensors")
     if not target.exists():
         return None
+    tensors, notes = read_checkpoint(path)
+    if json.loads(json.dumps(fingerprint)) != notes.get("fingerprint"):
+        raise SettingError(
+            f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it."
+        )
+    log.info("resuming %s at epoch %d", target, notes["course"]["epoch"])
+    return tensors, notes
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and notes of ``path.safetensors``."""
+    safetensors = _safetensors()
+    target = path.with_suffix(".safetensors")
     try:
         with safetensors.safe_open(target, "pt") as file:
             notes = json.loads((file.metadata() or {})["notes"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
         raise SettingError(f"{target} is no checkpoint of vaerdict ({error}); delete it to start anew.") from error
-    if json.loads(json.dumps(fingerprint)) != notes.get("fingerprint"):
-        raise SettingError(
-            f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it."
-        )
-    log.info("resuming %s at epoch %d", target, notes["course"]["epoch"])
     return tensors, notes
 
 

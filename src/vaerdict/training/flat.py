@@ -6,20 +6,24 @@ by member (learning rates, freezing, snapshots, checkpoints) indexing of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from vaerdict.training.parallel import ALONE, Group
 
 
 class Flat:
     """Rebinds a module's trainable parameters as views of one matrix ``(members, size)``.
 
-    In a stack each parameter's first axis is the member; a module that is not stacked has one member.
+    In a stack each parameter's first axis is the member; a module that is not stacked has one member. A module may say
+    in ``rates`` that some of its parameters, by name, learn so many times faster than the rest.
     """
 
     def __init__(self, module: nn.Module, members: int) -> None:
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.parameters = list(named.values())
         rows = [p.detach().reshape(members, -1) for p in self.parameters]
         self.values = torch.cat(rows, 1) if rows else torch.zeros(members, 0)
         start = 0
@@ -27,24 +31,48 @@ class Flat:
             end = start + row.shape[1]
             parameter.data = self.values[:, start:end].view(parameter.shape)
             start = end
+        self.rates = self._row_of(getattr(module, "rates", {}), list(named))
 
     def __len__(self) -> int:
         return self.values.shape[1]
 
     def gradient(self, losses: Tensor) -> Tensor:
         """Gradient of each member's loss in its own parameters. Shapes: ``(members,) -> (members, size)``."""
-        grads = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
-        filled: Iterable[Tensor] = (
-            torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, grads, strict=True)
-        )
+        return self.row(torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True))
+
+    def row(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of the parameters, zero where there is none, as one matrix. Shapes: ``-> (members, size)``."""
+        filled = (torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients, strict=True))
         return torch.cat([g.reshape(self.values.shape[0], -1) for g in filled], 1)
+
+    def _row_of(self, rates: Mapping[str, float], names: Sequence[str]) -> Tensor | None:
+        """A factor on the learning rate of every parameter, or None where all are one. Shapes: ``-> (1, size)``."""
+        if not any(name in rates for name in names):
+            return None
+        members = self.values.shape[0]
+        parts = [
+            self.values.new_full((p.numel() // members,), rates.get(name, 1.0))
+            for name, p in zip(names, self.parameters, strict=True)
+        ]
+        return torch.cat(parts)[None]
 
 
 class Adam:
-    """Adam (Kingma & Ba, 2015) on a `Flat`, with one learning rate and one step count a member."""
+    """Adam (Kingma & Ba, 2015) on a `Flat`, with one learning rate and one step count a member.
 
-    def __init__(self, flat: Flat, lr: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
-        self.flat, self.betas, self.eps = flat, betas, eps
+    Each step descends the mean of the gradients that the ranks of `group` bring.
+    """
+
+    def __init__(
+        self,
+        flat: Flat,
+        lr: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        group: Group = ALONE,
+    ) -> None:
+        self.flat, self.betas, self.eps, self.group = flat, betas, eps, group
         members = flat.values.shape[0]
         self.lr = torch.full((members, 1), lr, dtype=flat.values.dtype, device=flat.values.device)
         self.steps = torch.zeros_like(self.lr, dtype=torch.float64)
@@ -54,16 +82,18 @@ class Adam:
     def step(self, gradient: Tensor, only: Tensor | None = None) -> None:
         """Descend; members left out of `only` ``(members,)``, and all that is remembered of them, do not change."""
         b1, b2 = self.betas
-        kept = None if only is None or bool(only.all()) else [t.clone() for t in self._tensors()]
+        gradient = self.group.mean(gradient)
+        kept = None if only is None or bool(only.all()) else [t.clone() for t in self.tensors()]
         self.steps += 1
         self.first.lerp_(gradient, 1 - b1)
         self.second.mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
         # in float32 the first step's 1 - b2 would be wrong in its fifth digit
         unbiased = [(1 - b**self.steps).to(gradient.dtype) for b in self.betas]
         first, second = self.first / unbiased[0], self.second / unbiased[1]
-        self.flat.values.addcmul_(first / (second.sqrt() + self.eps), self.lr, value=-1)
+        lr = self.lr if self.flat.rates is None else self.lr * self.flat.rates
+        self.flat.values.addcmul_(first / (second.sqrt() + self.eps), lr, value=-1)
         if kept is not None and only is not None:
-            for tensor, old in zip(self._tensors(), kept, strict=True):
+            for tensor, old in zip(self.tensors(), kept, strict=True):
                 tensor.copy_(torch.where(only[:, None], tensor, old))
 
     def state(self) -> dict[str, Tensor]:
@@ -81,5 +111,6 @@ class Adam:
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """Every tensor a step changes."""
         return [self.flat.values, self.first, self.second, self.steps]

@@ -15,7 +15,9 @@ from vaerdict.core import Model, SettingError, log_mean_exp, log_normalise, prep
 from vaerdict.networks import Module, stack, stackable, unstack
 from vaerdict.noise import Iid, seeded
 from vaerdict.proposals import Prior, Trainable
+from vaerdict.training.data import Observations, blocks
 from vaerdict.training.flat import Adam, Flat
+from vaerdict.training.parallel import current
 from vaerdict.training.recipes import Recipe
 
 
@@ -49,10 +51,10 @@ def signature(member: Member) -> tuple[Any, ...] | None:
     if not all(stackable(m) for m in modules):
         return None
     phi = member.recipe.phi
-    return (*(_kind(m) for m in modules), phi.z_grad, phi.q_grad, member.recipe.lagging)
+    return (*(kind(m) for m in modules), phi.z_grad, phi.q_grad, member.recipe.lagging)
 
 
-def _kind(module: nn.Module) -> tuple[Any, ...]:
+def kind(module: nn.Module) -> tuple[Any, ...]:
     """Everything about a module but the values of its tensors: parts, shapes, and plain attributes such as sizes."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     plain = [
@@ -74,26 +76,35 @@ def _key(value: Any) -> Any:
 class Stack:
     """Members trained side by side. Each has generators of its own, so that what it learns does not depend on the rest.
 
-    A batch is ``(members, n, p)``; a member that cannot be stacked is alone and sees ``(n, p)``.
+    A batch is ``(members, n, p)``; a member that cannot be stacked is alone and sees ``(n, p)``. Where several ranks
+    train together, each has noise of its own and the order of the data is one.
     """
 
     def __init__(
         self, members: Sequence[Member], *, lr_theta: float, lr_phi: float, learn_model: bool, device: torch.device
     ) -> None:
-        self.members, self.device = list(members), device
+        self.members, self.device, self.group = list(members), device, current()
         self.stacked = len(members) > 1
         self.model = self._join([m.model for m in members]).to(device)
         self.density = as_model(self.model)
         self.proposal = self._join([m.proposal for m in members]).to(device)
         self.learn_model = learn_model and any(p.requires_grad for p in self.model.parameters())
-        self.theta = Adam(Flat(self.model, len(members)), lr_theta)
-        self.phi = Adam(Flat(self.proposal, len(members)), lr_phi)
-        self.generators = [seeded(_mix(m.seed, m.recipe.name), device) for m in members]
+        self.theta = Adam(Flat(self.model, len(members)), lr_theta, group=self.group)
+        self.phi = Adam(Flat(self.proposal, len(members)), lr_phi, group=self.group)
+        self.generators = [seeded(mixed(m.seed, self.group.purpose(m.recipe.name)), device) for m in members]
+        self.orders = self.generators
+        if self.group.size > 1:
+            self.orders = [seeded(mixed(m.seed, f"{m.recipe.name} order"), device) for m in members]
         self.source = Iid(tuple(self.generators))
         self.theta_loss: Callable[..., Tensor] = self._theta_loss
         self.phi_loss: Callable[..., Tensor] = self._phi_loss
-        self._by_loss = _index_by([m.recipe.phi for m in members])
-        self._by_theta = _index_by([m.recipe.theta for m in members])
+        self._by_loss = index_by([m.recipe.phi for m in members])
+        self._by_theta = index_by([m.recipe.theta for m in members])
+
+    @property
+    def n_stacked(self) -> int | None:
+        """The length of the member axis, None where there is none."""
+        return len(self.members) if self.stacked else None
 
     def _join(self, modules: Sequence[Module]) -> Module:
         return stack(modules) if self.stacked else copy.deepcopy(modules[0])
@@ -106,11 +117,12 @@ class Stack:
     def shuffled(self, n: int, size: int) -> Tensor:
         """Batches of one epoch, each member's in its own order; a remainder waits for the next epoch's order.
 
-        Shapes: ``-> (batches, members, size)``, or ``(batches, size)`` where there is one member.
+        Shapes: ``-> (batches, members, size)``, or ``(batches, size)`` where there is one member; of several ranks each
+        gets its share of `size`.
         """
         n_batches = max(1, n // size)
-        orders = [torch.randperm(n, generator=g, device=g.device)[: n_batches * size] for g in self.generators]
-        index = torch.stack(orders).reshape(len(orders), n_batches, -1).transpose(0, 1)
+        orders = [torch.randperm(n, generator=g, device=g.device)[: n_batches * size] for g in self.orders]
+        index = self.group.shard(torch.stack(orders).reshape(len(orders), n_batches, -1).transpose(0, 1))
         return index if self.stacked else index[:, 0]
 
     def theta_step(self, x: Tensor, k: int, beta: Tensor | None) -> Tensor:
@@ -125,12 +137,38 @@ class Stack:
         self.phi.step(self.phi.flat.gradient(losses), only)
         return losses.detach()
 
+    def joint_step(self, x: Tensor, k: int, beta: Tensor | None) -> Tensor:
+        r"""One step of models and proposals by the same particles; returns the losses of both.
+
+        Where z carries gradient and q does not, every loss of q is :math:`-\sum_k c_k \log w_k`, and the model's
+        gradient is that of :math:`-\sum_k a_k \log w_k`. So one backward pass weighted by a gives the model's gradient
+        and, times c/a at z, what the proposal's needs.
+
+        Shapes: ``-> (2, members)``.
+        """
+        q = self.proposal(x)
+        path = q.transform(self.proposal.noise(x, k, self.source))
+        z = path.detach().requires_grad_()
+        log_q = q.detach().log_prob(z)
+        log_w = self._log_weights(x, z, log_q, beta)
+        leaf = log_w.detach().requires_grad_()
+        losses = self._theta_losses(leaf), self._phi_losses(leaf, log_q.detach())
+        a, c = (torch.autograd.grad(loss.sum(), leaf)[0] for loss in losses)
+        *theta, at_z = torch.autograd.grad(log_w, [*self.theta.flat.parameters, z], a, allow_unused=True)
+        ratio = torch.where(a == 0, 0, c / a).unsqueeze(-1)
+        phi = torch.autograd.grad(path, self.phi.flat.parameters, at_z * ratio, allow_unused=True)
+        self.theta.step(self.theta.flat.row(theta))
+        self.phi.step(self.phi.flat.row(phi))
+        return torch.stack(losses).detach()
+
     def _theta_loss(self, x: Tensor, noise: Any, beta: Tensor | None) -> Tensor:
         with torch.no_grad():
             q = self.proposal(x)
             z = q.transform(noise)
             log_q = q.log_prob(z)
-        log_w = self._log_weights(x, z, log_q, beta)
+        return self._theta_losses(self._log_weights(x, z, log_q, beta))
+
+    def _theta_losses(self, log_w: Tensor) -> Tensor:
         return self._per_member(log_w, lambda index, part: self.members[index].recipe.theta(part), self._by_theta)
 
     def _phi_loss(self, x: Tensor, noise: Any, beta: Tensor | None) -> Tensor:
@@ -139,7 +177,10 @@ class Stack:
         z = q.transform(noise)
         z = z if loss.z_grad else z.detach()
         log_q = (q if loss.q_grad else q.detach()).log_prob(z)
-        both = torch.stack([self._log_weights(x, z, log_q, beta), log_q])
+        return self._phi_losses(self._log_weights(x, z, log_q, beta), log_q)
+
+    def _phi_losses(self, log_w: Tensor, log_q: Tensor) -> Tensor:
+        both = torch.stack([log_w, log_q])
         return self._per_member(
             both, lambda index, part: self.members[index].recipe.phi(part[0], part[1]), self._by_loss
         )
@@ -162,26 +203,25 @@ class Stack:
         return torch.cat(parts)[order.argsort()]
 
     @torch.no_grad()
-    def score(self, x: Tensor, k: int, *, chunk: int = 1024) -> Tensor:
+    def score(self, x: Observations, k: int, *, chunk: int = 1024) -> Tensor:
         """What training must raise on held-out data, always on the same noise. Shapes: ``-> (members,)``.
 
         The IWELBO while the model learns. For a fixed model that hardly moves with the proposal, so that proposals
         alone are scored by the logarithm of their effective sample size.
         """
-        source = self._same_noise("held out")
-        total = torch.zeros(len(self.members), dtype=torch.float64, device=x.device)
-        with self._evaluating():
-            for part in x.split(chunk):
-                batch = part.expand(len(self.members), *part.shape) if self.stacked else part
+        source = self.same_noise("held out")
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
+        with self.evaluating():
+            for batch in blocks(x, chunk, self.n_stacked):
                 q = self.proposal(batch)
                 z = q.transform(self.proposal.noise(batch, k, source))
                 log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
                 worth = log_mean_exp(log_w) if self.learn_model else -torch.logsumexp(2 * log_normalise(log_w), 0)
                 total += worth.sum(-1).reshape(-1)
-        return total / x.shape[0]
+        return total / x.n
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Modules in evaluation mode, and back in the modes they were in."""
         parts = [p for module in (self.model, self.proposal) for p in module.modules() if p.training]
         for part in parts:
@@ -193,19 +233,26 @@ class Stack:
                 part.training = True
 
     @torch.no_grad()
-    def mutual_information(self, x: Tensor) -> Tensor:
-        """Mutual information of x and z under q, in nats, up to log n for n observations. Shapes: ``-> (members,)``."""
-        n, batch = x.shape[0], x.expand(len(self.members), *x.shape) if self.stacked else x
-        q = self.proposal(batch)
-        z = q.transform(self.proposal.noise(batch, 1, self._same_noise("information")))[0]
+    def mutual_information(self, x: Observations, *, most: int = 512) -> Tensor:
+        """Mutual information of x and z under q, in nats, up to log n for the n first observations, `most` at most.
+
+        Shapes: ``-> (members,)``.
+        """
+        batch = x.block(slice(most), self.n_stacked)
+        n, q = batch.shape[-2], self.proposal(batch)
+        z = q.transform(self.proposal.noise(batch, 1, self.same_noise("information")))[0]
         every = z.movedim(-2, 0).unsqueeze(-2).expand(n, *z.shape)  # particle i against each observation j
         log_q = q.log_prob(every)
         own = log_q.diagonal(dim1=0, dim2=-1)
         return (own.mean(-1) - log_mean_exp(log_q, -1).mean(0)).reshape(-1)
 
-    def _same_noise(self, purpose: str) -> Iid:
+    def every_generator(self) -> list[torch.Generator]:
+        """All that is random on this rank."""
+        return self.generators if self.orders is self.generators else [*self.generators, *self.orders]
+
+    def same_noise(self, purpose: str) -> Iid:
         """A source that starts anew at every call, and apart from what training draws."""
-        return Iid(tuple(seeded(_mix(m.seed, purpose), self.device) for m in self.members))
+        return Iid(tuple(seeded(mixed(m.seed, purpose), self.device) for m in self.members))
 
     def separate(self) -> list[tuple[nn.Module, Trainable]]:
         """The members' modules, each on its own again, on the device they were trained on."""
@@ -220,7 +267,7 @@ class Stack:
         ]
 
 
-def _index_by(values: Sequence[Any]) -> list[list[int]]:
+def index_by(values: Sequence[Any]) -> list[list[int]]:
     """Positions of equal values, grouped in order of first appearance."""
     groups: dict[Any, list[int]] = {}
     for i, value in enumerate(values):
@@ -228,7 +275,7 @@ def _index_by(values: Sequence[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _mix(seed: int, purpose: str) -> int:
+def mixed(seed: int, purpose: str) -> int:
     """A seed for one purpose of one member: different recipes with one seed must not share their noise."""
     digest = 1469598103934665603
     for byte in f"{seed}/{purpose}".encode():

@@ -1,0 +1,185 @@
+"""Where a stack's batches come from: one tensor for all members, one data set each, or sparse rows made dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from scipy import sparse
+from torch import Tensor
+
+from vaerdict.core import DataError, SettingError, check_observations
+
+Matrix = Any
+"""A sparse matrix of scipy, whose types say less than its documentation."""
+
+
+class Observations(Protocol):
+    """Observations a stack can take batches of."""
+
+    @property
+    def n(self) -> int:
+        """How many observations each member has."""
+        ...
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one observation."""
+        ...
+
+    def of(self, group: Sequence[int]) -> Observations:
+        """The observations of some of the members, those of a stack."""
+        ...
+
+    def take(self, index: Tensor) -> Tensor:
+        """The observations at `index`. Shapes: ``(size,) -> (size, p)``, ``(members, size) -> (members, size, p)``."""
+        ...
+
+    def block(self, rows: slice, members: int | None = None) -> Tensor:
+        """Observations in a row, for a stack of `members`. Shapes: ``-> (n, p)`` or ``(members, n, p)``."""
+        ...
+
+    def tensors(self) -> list[Tensor]:
+        """Everything they consist of, to be digested."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """The same observations for every member. Shapes: ``x (n, p)``."""
+
+    x: Tensor
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return self.x.shape[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one observation."""
+        return self.x.shape[1:]
+
+    def of(self, group: Sequence[int]) -> Shared:
+        """These, whoever asks."""
+        return self
+
+    def take(self, index: Tensor) -> Tensor:
+        """The observations at `index`."""
+        return self.x[index]
+
+    def block(self, rows: slice, members: int | None = None) -> Tensor:
+        """Observations in a row."""
+        return _spread(self.x[rows], members)
+
+    def tensors(self) -> list[Tensor]:
+        """The tensor itself."""
+        return [self.x]
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """A data set of its own for each member: bootstrap samples, or simulations. Shapes: ``x (members, n, p)``."""
+
+    x: Tensor
+
+    @property
+    def n(self) -> int:
+        """How many each member has."""
+        return self.x.shape[1]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one observation."""
+        return self.x.shape[2:]
+
+    def of(self, group: Sequence[int]) -> Apart | Shared:
+        """The data sets of these members."""
+        return Shared(self.x[group[0]]) if len(group) == 1 else Apart(self.x[list(group)])
+
+    def take(self, index: Tensor) -> Tensor:
+        """Of each member's data set the observations at its `index`."""
+        return self.x[torch.arange(self.x.shape[0], device=self.x.device)[:, None], index]
+
+    def block(self, rows: slice, members: int | None = None) -> Tensor:
+        """Of each member's data set observations in a row."""
+        return self.x[:, rows]
+
+    def tensors(self) -> list[Tensor]:
+        """The tensor itself."""
+        return [self.x]
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """Rows of a sparse matrix, the same for every member, made dense a batch at a time."""
+
+    matrix: Matrix
+    device: torch.device
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return self.matrix.shape[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one observation."""
+        return torch.Size(self.matrix.shape[1:])
+
+    def of(self, group: Sequence[int]) -> Sparse:
+        """These, whoever asks."""
+        return self
+
+    def take(self, index: Tensor) -> Tensor:
+        """The observations at `index`."""
+        return self._dense(index.flatten().cpu().numpy()).reshape(*index.shape, -1)
+
+    def block(self, rows: slice, members: int | None = None) -> Tensor:
+        """Observations in a row."""
+        return _spread(self._dense(rows), members)
+
+    def tensors(self) -> list[Tensor]:
+        """Values and where they stand."""
+        return [torch.from_numpy(part) for part in (self.matrix.data, self.matrix.indices, self.matrix.indptr)]
+
+    def _dense(self, rows: Any) -> Tensor:
+        return torch.from_numpy(self.matrix[rows].toarray()).to(self.device, torch.get_default_dtype())
+
+
+def _spread(x: Tensor, members: int | None) -> Tensor:
+    return x if members is None else x.expand(members, *x.shape)
+
+
+def observations(
+    x: Tensor | Matrix, *, name: str, device: torch.device, members: int | None = None, constant_columns: bool = True
+) -> Observations:
+    """What `train` was given, checked: with `members` a tensor of as many data sets, else one that all share."""
+    if sparse.issparse(x):
+        if members is not None:
+            raise SettingError(f"{name} is sparse, which all members share; pass a tensor with a data set a member.")
+        return Sparse(_checked(x, name), device)
+    if members is None:
+        return Shared(check_observations(x, name=name, constant_columns=constant_columns).to(device))
+    if x.dim() < 3 or x.shape[0] != members:
+        raise DataError(f"{name} has shape {tuple(x.shape)}; one data set a member is ({members}, n, features).")
+    for part in x:
+        check_observations(part, name=name, constant_columns=constant_columns)
+    return Apart(x.to(device))
+
+
+def _checked(x: Matrix, name: str) -> Matrix:
+    matrix: Any = sparse.csr_matrix(x)
+    if 0 in matrix.shape:
+        raise DataError(f"{name} of shape {matrix.shape} is empty; at least one observation and feature are needed.")
+    if not torch.from_numpy(matrix.data).isfinite().all():
+        raise DataError(f"{name} holds values that are not finite; remove or impute them first.")
+    return matrix
+
+
+def blocks(x: Observations, size: int, members: int | None) -> Iterator[Tensor]:
+    """All observations, `size` at a time."""
+    for start in range(0, x.n, size):
+        yield x.block(slice(start, start + size), members)
