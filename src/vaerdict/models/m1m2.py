@@ -1,0 +1,288 @@
+r"""The semi-supervised M1+M2 model (Kingma et al., 2014) and its recognition model.
+
+.. math:: p(x, z, c, u) = p(x \mid z)\,p(z \mid c, u)\,p(c)\,p(u), \qquad
+          q(z, c, u \mid x) = q(z \mid x)\,q(c \mid z)\,q(u \mid z, c).
+
+The class c is observed for labelled data, a latent for the others. Classes may outnumber the labels seen: the
+additional, free ones are fed by unlabelled data alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vaerdict.core import Draws, SettingError, ShapeError, check_count
+from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.networks import CNN, MLP, Activation, Joint, stackable, unchanged
+from vaerdict.noise import Randomness, as_source
+
+_SCALE_FLOOR = 1e-4
+_UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
+
+
+class Likelihood(Protocol):
+    """How pixels are distributed given what the decoder says of them."""
+
+    def n_outputs(self, n_pixels: int) -> int:
+        """How many numbers the decoder gives for an image of `n_pixels`."""
+        ...
+
+    def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
+        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, n_outputs) -> (K, *batch)``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Pixels in [0, 1]: for grey values the cross-entropy, as is usual."""
+
+    def n_outputs(self, n_pixels: int) -> int:
+        """One log-odds a pixel."""
+        return n_pixels
+
+    def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
+        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, p) -> (K, *batch)``."""
+        return _BernoulliLogProb.apply(out, x)
+
+
+class _BernoulliLogProb(torch.autograd.Function):
+    """Sum of x out - log(1 + exp(out)), with one pass instead of four through the largest tensor of training."""
+
+    @staticmethod
+    def forward(ctx, out: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(out, x)
+        return F.softplus(out).neg_().addcmul_(out, x.expand_as(out)).sum(-1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        out, x = ctx.saved_tensors
+        return (x - torch.sigmoid(out)) * grad.unsqueeze(-1), None
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Real features with a mean and a scale each; `floor` keeps a scale from collapsing onto a training point."""
+
+    floor: float = 0.1
+
+    def n_outputs(self, n_pixels: int) -> int:
+        """A mean and a raw scale a feature."""
+        return 2 * n_pixels
+
+    def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
+        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, 2 p) -> (K, *batch)``."""
+        loc, raw = out.chunk(2, -1)
+        return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + self.floor)).log_prob(x.expand_as(loc))
+
+
+def normal(out: Tensor, df: Tensor | None = None) -> Elliptical:
+    """The diagonal normal, or Student-t, whose locations and raw scales a network gave. Shapes: ``(..., 2 d)``."""
+    loc, raw = out.chunk(2, -1)
+    return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + _SCALE_FLOOR), df)
+
+
+class M1M2(nn.Module):
+    """The generative model. Classes are equally probable before x is seen; it can be stacked.
+
+    A class is given as a row over all classes: one-hot, or relaxed.
+    """
+
+    stackable = True
+
+    def __init__(
+        self,
+        n_pixels: int,
+        n_classes: int,
+        *,
+        d_z: int = 10,
+        d_u: int = 10,
+        hidden: Sequence[int] = (128,),
+        likelihood: Likelihood | None = None,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.n_pixels, self.n_classes = check_count(n_pixels, name="n_pixels"), check_count(n_classes, name="n_classes")
+        self.d_z, self.d_u = check_count(d_z, name="d_z"), check_count(d_u, name="d_u")
+        self.likelihood: Likelihood = likelihood or Bernoulli()
+        n_out = self.likelihood.n_outputs(n_pixels)
+        self.decoder = MLP(d_z, n_out, hidden, generator=generator, activation=F.selu)
+        self.between = Joint(n_classes, d_u, 2 * d_z, hidden, generator=generator)
+
+    def log_likelihood(self, x: Tensor, z: Tensor) -> Tensor:
+        """Log p(x | z). Shapes: ``(*batch, p), (K, *batch, d_z) -> (K, *batch)``."""
+        return self.likelihood.log_prob(x, self.decoder(z))
+
+    def conditional(self, c: Tensor, u: Tensor) -> Elliptical:
+        """P(z | c, u). Shapes: ``(..., classes), (..., d_u) -> distribution over (..., d_z)``."""
+        return normal(self.between(c, u))
+
+    def log_prior(self, z: Tensor, c: Tensor, u: Tensor) -> Tensor:
+        """Log p(z | c, u) p(u) p(c), which shapes like the latents' broadcast without their last axis."""
+        log_p_z = self.conditional(c, u).log_prob(z)
+        return log_p_z + StandardNormal(self.d_u).log_prob(u) - math.log(self.n_classes)
+
+
+class Recognition(nn.Module):
+    """The recognition model; ``encoder(x, drop)`` maps images to locations and raw scales of z (``2 d_z`` numbers)."""
+
+    df: Tensor | None
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        n_classes: int,
+        *,
+        d_z: int = 10,
+        d_u: int = 10,
+        hidden: Sequence[int] = (128,),
+        df: float | None = None,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.stackable = stackable(encoder)
+        self.n_classes, self.d_z, self.d_u = n_classes, d_z, d_u
+        self.encoder = encoder
+        self.classifier = MLP(d_z, n_classes, hidden, generator=generator, activation=F.selu)
+        self.auxiliary = Joint(n_classes, d_z, 2 * d_u, hidden, generator=generator)
+        self.register_buffer("df", None if df is None else torch.tensor(float(df)))
+
+    def z_given(self, x: Tensor, drop: Activation = unchanged) -> Elliptical:
+        """Q(z | x); training drops some of the encoder. Shapes: ``(*batch, p) -> distribution over (*batch, d_z)``."""
+        return normal(self.encoder(x, drop), self.df)
+
+    def log_class(self, z: Tensor) -> Tensor:
+        """Log q(c | z). Shapes: ``(..., d_z) -> (..., classes)``."""
+        return torch.log_softmax(self.classifier(z), -1)
+
+    def u_given(self, z: Tensor, c: Tensor) -> Elliptical:
+        """Q(u | z, c). Shapes: ``(..., d_z), (..., classes) -> distribution over (..., d_u)``."""
+        return normal(self.auxiliary(c, z))
+
+
+def recognition(
+    model: M1M2,
+    *,
+    image_shape: tuple[int, int] | None = None,
+    hidden: Sequence[int] = (128,),
+    df: float | None = None,
+    generator: torch.Generator,
+) -> Recognition:
+    """A fresh recognition model: with an `image_shape` convolutions, without a perceptron of two hidden layers."""
+    n_out = 2 * model.d_z
+    if image_shape is None:
+        encoder: nn.Module = MLP(model.n_pixels, n_out, (*hidden, *hidden[-1:]), generator=generator, activation=F.selu)
+    elif math.prod(image_shape) != model.n_pixels:
+        raise SettingError(f"image_shape={image_shape} does not hold the model's {model.n_pixels} pixels.")
+    else:
+        encoder = CNN(image_shape, n_out, hidden=hidden, generator=generator)
+    return Recognition(
+        encoder, model.n_classes, d_z=model.d_z, d_u=model.d_u, hidden=hidden, df=df, generator=generator
+    )
+
+
+# ------------------------------------------------------------------------------------------------ class by class
+class PerClass:
+    """The model given each class in turn: observations ``(classes, n, p)``, latents (z, u) side by side.
+
+    The class is the place along the first batch axis, as members are in a stack; `per_class` makes such observations
+    without copying pixels. The joint density counts p(c), so that its integral over the latents is p(x, c).
+    """
+
+    def __init__(self, model: M1M2) -> None:
+        self.model = model
+
+    @property
+    def prior(self) -> ClassPrior:
+        """The prior of (z, u) given each class."""
+        return ClassPrior(self.model)
+
+    def log_joint(self, x: Tensor, latent: Tensor) -> Tensor:
+        """Log p(x, z, u, c). Shapes: ``(classes, n, p), (K, classes, n, d) -> (K, classes, n)``."""
+        log_p_c = math.log(self.model.n_classes)
+        return self.model.log_likelihood(x, latent[..., : self.model.d_z]) + self.prior.log_prob(latent) - log_p_c
+
+
+def per_class(x: Tensor, n_classes: int) -> Tensor:
+    """Every observation once for each class. Shapes: ``(n, p) -> (classes, n, p)``, a view."""
+    return x.expand(n_classes, *x.shape)
+
+
+@dataclass(frozen=True)
+class ClassPrior:
+    """P(z | c, u) p(u) for the class at each place of the first batch axis: a prior and a proposal in one."""
+
+    model: M1M2
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """``(d_z + d_u,)``."""
+        return torch.Size((self.model.d_z + self.model.d_u,))
+
+    def log_prob(self, latent: Tensor, x: Tensor | None = None) -> Tensor:
+        """Log p(z, u | c). Shapes: ``(K, classes, n, d) -> (K, classes, n)``."""
+        z, u = latent.tensor_split([self.model.d_z], -1)
+        return self.model.log_prior(z, _each_class(self.model, latent), u) + math.log(self.model.n_classes)
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw k latents for each class and observation. Shapes: ``x (classes, n, p)``."""
+        source = as_source(generator)
+        u = source.normal(check_count(k), x.shape[:-1], self.model.d_u, like=x)
+        q = self.model.conditional(_each_class(self.model, u), u)
+        z = q.loc + q.root.apply(source.normal(k, x.shape[:-1], self.model.d_z, like=x))
+        latent = torch.cat([z, u], -1)
+        return Draws(latent, self.log_prob(latent))
+
+    def sample(
+        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw latents of shape ``(*sample_shape, d)``; the last axes of `sample_shape` are ``(classes, n)``."""
+        like = next(self.model.parameters())
+        shape = (*sample_shape, *self.event_shape)
+        eps = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+        z, u = eps.tensor_split([self.model.d_z], -1)
+        q = self.model.conditional(_each_class(self.model, u), u)
+        return torch.cat([q.loc + q.root.apply(z), u], -1)
+
+
+class ClassProposal:
+    """Q(z | x) q(u | z, c) for every class in turn: the proposal of `PerClass` that a recognition model amounts to."""
+
+    def __init__(self, q: Recognition) -> None:
+        self.q = q
+
+    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
+        """Draw k latents for each class and observation, with one z for all classes.
+
+        What z does to the weights then cancels in the ratios of classes. Shapes: ``x (classes, n, p)``.
+        """
+        source, q_z = as_source(generator), self.q.z_given(x[0])
+        z = q_z.transform(q_z.noise(check_count(k), source)).unsqueeze(1).expand(k, *x.shape[:-1], self.q.d_z)
+        q_u = self.q.u_given(z, _each_class(self.q, z))
+        u = q_u.loc + q_u.root.apply(source.normal(k, x.shape[:-1], self.q.d_u, like=x))
+        return Draws(torch.cat([z, u], -1), q_z.log_prob(z[:, 0]).unsqueeze(1) + q_u.log_prob(u))
+
+    def log_prob(self, latent: Tensor, x: Tensor) -> Tensor:
+        """Log q(z, u | x, c). Shapes: ``(K, classes, n, d), (classes, n, p) -> (K, classes, n)``."""
+        z, u = latent.tensor_split([self.q.d_z], -1)
+        log_q_u = self.q.u_given(z, _each_class(self.q, z)).log_prob(u)
+        return self.q.z_given(x[0]).log_prob(z) + log_q_u
+
+    def locate(self, x: Tensor) -> Tensor:
+        """The location of z, and of u given that. Shapes: ``(classes, n, p) -> (classes, n, d)``."""
+        z = self.q.z_given(x[0]).loc.expand(*x.shape[:-1], self.q.d_z)
+        return torch.cat([z, self.q.u_given(z, _each_class(self.q, z)).loc], -1)
+
+
+def _each_class(owner: M1M2 | Recognition, latent: Tensor) -> Tensor:
+    """Each class at its place of the first batch axis. Shapes: ``-> (classes, 1, classes)``."""
+    n = owner.n_classes
+    if latent.dim() < 3 or latent.shape[-3] != n:
+        raise ShapeError(f"latents {tuple(latent.shape)} have no batch axis of {n} classes; use `per_class`.")
+    return torch.eye(n, dtype=latent.dtype, device=latent.device).unsqueeze(1)

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, distributions
+from torch.nn import functional as F
+
+from checks import assert_mean
+from vaerdict.core import Model, Proposal, SettingError, ShapeError
+from vaerdict.models import (
+    M1M2,
+    Bernoulli,
+    ClassPrior,
+    ClassProposal,
+    Gaussian,
+    PerClass,
+    Recognition,
+    per_class,
+    recognition,
+)
+from vaerdict.networks import CNN, MLP, stack
+from vaerdict.noise import Sobol, seeded
+
+N, P, C = 5, 16, 3
+
+
+def make(
+    seed: int = 0, df: float | None = None, image_shape: tuple[int, int] | None = None
+) -> tuple[M1M2, Recognition]:
+    g = seeded(seed)
+    model = M1M2(P, C, d_z=2, d_u=2, hidden=(8,), generator=g)
+    q = recognition(model, image_shape=image_shape, hidden=(8,), df=df, generator=g)
+    return model.double(), q.double()
+
+
+def images(generator: torch.Generator, n: int = N) -> Tensor:
+    return torch.rand(n, P, generator=generator, dtype=torch.double)
+
+
+def normals(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.double)
+
+
+# ------------------------------------------------------------------------------------------------------ likelihoods
+def test_the_bernoulli_likelihood_is_torchs_with_both_derivatives(generator):
+    out, x = 3 * normals(generator, 4, N, 6), images(generator)[:, :6]
+    found = Bernoulli().log_prob(x, out)
+    torch.testing.assert_close(
+        found, -F.binary_cross_entropy_with_logits(out, x.expand_as(out), reduction="none").sum(-1)
+    )
+    extreme = Bernoulli().log_prob(torch.tensor([1.0, 0.0]), torch.tensor([[100.0, -100.0], [-100.0, 100.0]]))
+    assert extreme.tolist() == pytest.approx([0.0, -200.0])
+    with torch.random.fork_rng():  # the checks draw their directions from the global state
+        few = out[:2, :2].detach().requires_grad_()
+        assert torch.autograd.gradcheck(lambda out: Bernoulli().log_prob(x[:2], out), few)
+        assert torch.autograd.gradgradcheck(lambda out: Bernoulli().log_prob(x[:2], out), few)
+
+
+def test_the_gaussian_likelihood_keeps_scales_above_its_floor(generator):
+    x, out = normals(generator, N, 3), normals(generator, 4, N, 6)
+    scale = F.softplus(out[..., 3:] + math.log(math.e - 1)) + 0.2
+    by_torch = distributions.Normal(out[..., :3], scale).log_prob(x).sum(-1)
+    torch.testing.assert_close(Gaussian(0.2).log_prob(x, out), by_torch)
+    collapsed = Gaussian(0.2).log_prob(torch.zeros(1, 1), torch.tensor([[0.0, -1e4]]))
+    assert collapsed.item() == pytest.approx(-math.log(0.2 * math.sqrt(2 * math.pi)))
+    model = M1M2(3, C, d_z=2, d_u=2, hidden=(8,), likelihood=Gaussian(), generator=generator)
+    assert model.log_likelihood(x.float(), torch.zeros(4, N, 2)).shape == (4, N)
+
+
+# -------------------------------------------------------------------------------------------------- the two models
+def test_the_generative_model_is_what_it_says(generator):
+    model, _ = make()
+    z, u, x = normals(generator, 7, N, 2), normals(generator, 7, N, 2), images(generator)
+    c = torch.eye(C, dtype=torch.double)[torch.tensor([0, 2, 1, 1, 0])]
+    loc, raw = model.between(c, u).chunk(2, -1)
+    given = distributions.Normal(loc, F.softplus(raw + math.log(math.e - 1)) + 1e-4)
+    prior = given.log_prob(z).sum(-1) + distributions.Normal(0.0, 1.0).log_prob(u).sum(-1) - math.log(3)
+    torch.testing.assert_close(model.log_prior(z, c, u), prior)
+    pixels = distributions.Bernoulli(logits=model.decoder(z), validate_args=False).log_prob(x.expand(7, N, P))
+    torch.testing.assert_close(model.log_likelihood(x, z), pixels.sum(-1))
+
+
+@pytest.mark.parametrize("df", [None, 4.0])
+def test_the_recognition_model_is_what_it_says(df, generator):
+    _, q = make(df=df)
+    x, z = images(generator), normals(generator, 7, N, 2)
+    loc, raw = q.encoder(x).chunk(2, -1)
+    scale = F.softplus(raw + math.log(math.e - 1)) + 1e-4
+    for i in range(N):
+        cov = torch.diag(scale[i].square()).detach().numpy()
+        frozen = (
+            stats.multivariate_normal(loc[i].detach().numpy(), cov)
+            if df is None
+            else stats.multivariate_t(loc[i].detach().numpy(), cov, df)
+        )
+        found = q.z_given(x).log_prob(z)[:, i].detach()
+        torch.testing.assert_close(found, torch.as_tensor(frozen.logpdf(z[:, i].numpy())))
+    torch.testing.assert_close(q.log_class(z).exp().sum(-1), torch.ones(7, N, dtype=torch.double))
+    c = torch.eye(C, dtype=torch.double)[torch.tensor([0, 2, 1, 1, 0])]
+    q_u = q.u_given(z, c)
+    assert q_u.df is None
+    torch.testing.assert_close(q_u.loc, q.auxiliary(c, z)[..., :2])
+
+
+@pytest.mark.parametrize("image_shape", [None, (4, 4)])
+def test_dropout_reaches_the_encoder(image_shape, generator):
+    _, q = make(image_shape=image_shape)
+    x = images(generator)
+    assert torch.equal(q.z_given(x).loc, q.z_given(x, lambda h: h).loc)
+    assert not torch.allclose(q.z_given(x).loc, q.z_given(x, lambda h: 0.5 * h).loc)
+
+
+@pytest.mark.parametrize(("df", "image_shape"), [((None, None), None), ((3.0, 3.0), None), ((3.0, 8.0), (4, 4))])
+def test_stacks_give_what_their_members_give(df, image_shape, generator):
+    pairs = [make(s, df[s], image_shape) for s in range(2)]
+    model, q = stack([m for m, _ in pairs]), stack([r for _, r in pairs])
+    x, z, u = images(generator, 2 * N).reshape(2, N, P), normals(generator, 7, 2, N, 2), normals(generator, 7, 2, N, 2)
+    c = torch.eye(C, dtype=torch.double)[torch.tensor([[0, 2, 1, 1, 0], [1, 1, 2, 0, 2]])]
+    found = [model.log_likelihood(x, z), model.log_prior(z, c, u), q.z_given(x).log_prob(z), q.log_class(z)]
+    found.append(q.u_given(z, c).log_prob(u))
+    for i, (one, r) in enumerate(pairs):
+        alone = [one.log_likelihood(x[i], z[:, i]), one.log_prior(z[:, i], c[i], u[:, i])]
+        alone += [r.z_given(x[i]).log_prob(z[:, i]), r.log_class(z[:, i]), r.u_given(z[:, i], c[i]).log_prob(u[:, i])]
+        for together, apart in zip(found, alone, strict=True):
+            torch.testing.assert_close(together[:, i], apart, rtol=1e-10, atol=1e-10)
+
+
+def test_a_recognition_model_has_convolutions_where_images_have_a_shape():
+    assert isinstance(make(image_shape=(4, 4))[1].encoder, CNN)
+    encoder = make()[1].encoder
+    assert isinstance(encoder, MLP)
+    assert [tuple(layer.get_parameter("weight").shape) for layer in encoder.layers] == [(8, 16), (8, 8), (4, 8)]
+    with pytest.raises(SettingError, match=r"image_shape=\(4, 5\) does not hold the model's 16 pixels"):
+        make(image_shape=(4, 5))
+
+
+@pytest.mark.parametrize("name", ["n_pixels", "n_classes", "d_z", "d_u"])
+def test_sizes_must_be_positive_whole_numbers(name, generator):
+    sizes = {"n_pixels": 4, "n_classes": 3, "d_z": 2, "d_u": 2} | {name: 0}
+    with pytest.raises(SettingError, match=f"{name}=0 must be a whole number of at least 1"):
+        M1M2(**sizes, generator=generator)
+
+
+# -------------------------------------------------------------------------------------------------- class by class
+def test_the_view_by_class_is_a_model_that_counts_the_prior_of_classes(generator):
+    model, _ = make()
+    view, x, latent = PerClass(model), images(generator), normals(generator, 7, C, N, 4)
+    assert isinstance(view, Model)
+    found = view.log_joint(per_class(x, C), latent)
+    assert found.shape == (7, C, N)
+    for c in range(C):
+        z, u = latent[:, c, :, :2], latent[:, c, :, 2:]
+        one_hot = torch.eye(C, dtype=torch.double)[[c] * N]
+        by_hand = model.log_likelihood(x, z) + model.log_prior(z, one_hot, u)
+        torch.testing.assert_close(found[:, c], by_hand)
+        torch.testing.assert_close(view.prior.log_prob(latent)[:, c], model.log_prior(z, one_hot, u) + math.log(3))
+
+
+def test_observations_by_class_are_a_view(generator):
+    x = images(generator)
+    repeated = per_class(x, C)
+    assert repeated.shape == (C, N, P)
+    assert repeated.data_ptr() == x.data_ptr()
+    assert all(torch.equal(part, x) for part in repeated)
+
+
+@pytest.mark.parametrize("source", [lambda g: g, Sobol], ids=["iid", "sobol"])
+@pytest.mark.parametrize("kind", ["normal", "student", "prior"])
+def test_proposals_by_class_give_the_density_of_what_they_draw(kind, source, generator):
+    model, q = make(df=5.0 if kind == "student" else None)
+    proposal: Proposal = ClassPrior(model) if kind == "prior" else ClassProposal(q)
+    x = per_class(images(generator), C)
+    assert isinstance(proposal, Proposal)
+    latent, log_q = proposal.draw(x, 8, generator=source(generator))
+    assert (latent.shape, log_q.shape) == ((8, C, N, 4), (8, C, N))
+    torch.testing.assert_close(proposal.log_prob(latent, x), log_q)
+    assert not torch.allclose(proposal.log_prob(latent + 0.1, x), log_q)
+
+
+@torch.no_grad()
+def test_a_recognition_model_by_class_draws_one_z_for_all_classes_and_u_given_each(generator):
+    _, q = make()
+    x = per_class(images(generator), C)
+    latent, _ = ClassProposal(q).draw(x, 3000, generator=generator)
+    z, u = latent.split(2, -1)
+    assert torch.equal(z, z[:, :1].expand_as(z))
+    law = q.z_given(x[0])
+    standard_z = (z[:, 0] - law.loc) / law.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+    eye = torch.eye(C, dtype=torch.double)
+    for c in range(C):
+        q_u = q.u_given(z[:, c], eye[[c] * N])
+        standard_u = (u[:, c] - q_u.loc) / q_u.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+        both = torch.cat([standard_z, standard_u], -1)
+        assert stats.kstest(both.flatten().numpy(), "norm").pvalue > 1e-6
+        for i in range(2):  # each u is drawn anew, not with z's noise
+            assert_mean(standard_z[..., i] * standard_u[..., i], 0.0, rate=1e-6)
+    assert stats.kstest((1.1 * standard_z).flatten().numpy(), "norm").pvalue < 1e-6
+
+
+@torch.no_grad()
+def test_the_prior_by_class_draws_and_samples_its_law(generator):
+    model, _ = make()
+    prior, x = ClassPrior(model), per_class(images(generator), C)
+    assert prior.event_shape == (4,)
+    eye = torch.eye(C, dtype=torch.double)
+    for latent in (
+        prior.draw(x, 2000, generator=generator).z,
+        prior.sample((2000, C, N), generator=generator),
+    ):
+        assert (latent.shape, latent.dtype) == ((2000, C, N, 4), torch.double)
+        z, u = latent.split(2, -1)
+        assert stats.kstest(u.flatten().numpy(), "norm").pvalue > 1e-6
+        for c in range(C):
+            p = model.conditional(eye[[c] * N], u[:, c])
+            standard = (z[:, c] - p.loc) / p.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+            assert stats.kstest(standard.flatten().numpy(), "norm").pvalue > 1e-6
+            wrong = model.conditional(eye[[(c + 1) % C] * N], u[:, c])
+            other = (z[:, c] - wrong.loc) / wrong.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+            assert stats.kstest(other.flatten().numpy(), "norm").pvalue < 1e-6
+
+
+def test_a_recognition_model_by_class_points_to_its_locations(generator):
+    _, q = make()
+    x = images(generator)
+    z = q.z_given(x).loc
+    found = ClassProposal(q).locate(per_class(x, C))
+    for c in range(C):
+        torch.testing.assert_close(found[c, :, :2], z)
+        torch.testing.assert_close(found[c, :, 2:], q.u_given(z, torch.eye(C, dtype=torch.double)[[c] * N]).loc)
+
+
+def test_latents_without_the_axis_of_classes_are_refused(generator):
+    model, q = make()
+    x = images(generator)
+    with pytest.raises(ShapeError, match=r"latents \(7, 5, 4\) have no batch axis of 3 classes; use `per_class`"):
+        PerClass(model).log_joint(x, normals(generator, 7, N, 4))
+    with pytest.raises(ShapeError, match="no batch axis of 3 classes"):
+        ClassProposal(q).log_prob(normals(generator, 7, 2, N, 4), per_class(x, 2))
+    with pytest.raises(SettingError, match="k=0 must be a whole number"):
+        ClassProposal(q).draw(per_class(x, C), 0, generator=generator)
+    with pytest.raises(SettingError, match="k=0 must be a whole number"):
+        ClassPrior(model).draw(per_class(x, C), 0, generator=generator)
