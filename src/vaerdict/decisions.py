@@ -55,20 +55,37 @@ def expected_fdr(prob: Tensor) -> Tensor:
     return (1 - ranked).cumsum(0) / torch.arange(1, len(ranked) + 1, device=prob.device)
 
 
-def discoveries(prob: Tensor, level: float) -> Tensor:
-    """Largest set of hypotheses whose posterior expected FDR is at most `level`. Shapes: ``(n,) -> (n,)`` bool."""
+def ranking(prob: Tensor, ties: Tensor | None = None) -> Tensor:
+    """Hypotheses from the most to the least probable, equal ones by falling `ties`, then as they come.
+
+    Probabilities from draws pile up at 0 and 1; a measure of effect then tells the strong from the weak.
+
+    Shapes: ``(n,), (n,) -> (n,)``.
+    """
+    if ties is None:
+        return prob.argsort(descending=True, stable=True)
+    if ties.shape != prob.shape:
+        raise ShapeError(f"ties has shape {tuple(ties.shape)}; expected one value a hypothesis, {tuple(prob.shape)}.")
+    by_ties = ties.argsort(descending=True, stable=True)
+    return by_ties[prob[by_ties].argsort(descending=True, stable=True)]
+
+
+def discoveries(prob: Tensor, level: float, *, ties: Tensor | None = None) -> Tensor:
+    """Largest set of hypotheses whose posterior expected FDR is at most `level`. Shapes: ``(n,) -> (n,)`` bool.
+
+    Where not all of several equal probabilities can be in it, those first in `ties` are.
+    """
     if not 0 <= level <= 1:
         raise SettingError(f"level={level} is no false discovery rate; it must lie in [0, 1].")
     chosen = torch.zeros_like(prob, dtype=torch.bool)
-    order = prob.argsort(descending=True, stable=True)
-    chosen[order[: int((expected_fdr(prob) <= level).sum())]] = True
+    chosen[ranking(prob, ties)[: int((expected_fdr(prob) <= level).sum())]] = True
     return chosen
 
 
-def q_values(prob: Tensor) -> Tensor:
+def q_values(prob: Tensor, *, ties: Tensor | None = None) -> Tensor:
     """The smallest posterior expected FDR at which each hypothesis is called. Shapes: ``(n,) -> (n,)``."""
     out = torch.empty(len(prob), dtype=torch.float64, device=prob.device)
-    out[prob.argsort(descending=True, stable=True)] = expected_fdr(prob)
+    out[ranking(prob, ties)] = expected_fdr(prob)
     return out
 
 

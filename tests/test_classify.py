@@ -1,0 +1,421 @@
+"""The selective classifier: scikit-learn's own checks, decisions, held-out choices, files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vaerdict as vd
+from vaerdict import decisions, selective
+from vaerdict.core import DataError, SettingError
+from vaerdict.noise import Iid, Shared, seeded
+from vaerdict.procedure.semisteps import fit_semisteps
+from vaerdict.training.semibounds import rule
+from vaerdict.training.semistack import SemiSettings
+
+pytest.importorskip("sklearn")
+
+from sklearn.datasets import load_digits, make_blobs
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from vaerdict.classify.estimator import threads
+from vaerdict.classify.labels import (
+    FEWEST_HELD_OUT,
+    check_range,
+    hold_out,
+    likelihood_of,
+    scaling,
+    unlabelled,
+    with_rejects,
+)
+
+SMALL = {"epochs": 20, "learning_rate": 0.01, "objectives": ("VAE",), "proposals": (), "n_draws": 50, "hidden": (32,)}
+
+
+def small(**changes) -> vd.SelectiveClassifier:
+    return vd.SelectiveClassifier(**{**SMALL, "random_state": 0, **changes})
+
+
+def blobs(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    X, y = make_blobs(n, centers=[[-4, 0], [4, 0], [0, 6]], random_state=seed)[:2]
+    return X, y
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Rows and labels to fit, rows and digits to test: 150 labels, none of a nine."""
+    X, digit = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(X))  # they come writer by writer
+    X, digit = X[order] / 16, digit[order]
+    y = np.where(digit[:500] == 9, -1, digit[:500])
+    y[200:] = -1
+    return X[:500], y, X[500:560], digit[500:560]
+
+
+@pytest.fixture(scope="module")
+def reader(digits):
+    """All three steps at small size, with a free class."""
+    return small(epochs=50, objectives=("VAE", "WW"), proposals=("CHI",), n_draws=64, n_free=1).fit(*digits[:2])
+
+
+@pytest.fixture(scope="module")
+def decided(digits, reader):
+    return reader.decide(digits[2])
+
+
+# ------------------------------------------------------------------------------------------------ conventions
+EXCEPTIONS = {"check_classifiers_classes": "its last case has labels -1 and 1, and -1 means unlabelled here"}
+
+
+@parametrize_with_checks([small(random_state=None)], expected_failed_checks=lambda _: EXCEPTIONS)
+def test_scikit_learn_accepts_it(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("dtype", [None, object])
+def test_classes_may_be_strings(dtype):
+    """The cases of the check above that do not call a class -1."""
+    X, code = blobs(30)
+    y = np.array(["one", "two", "three"], dtype=dtype)[code]
+    fitted = small().fit(X, y)
+    assert fitted.classes_.tolist() == ["one", "three", "two"]
+    assert fitted.score(X, y) > 0.8
+    assert set(fitted.predict(X)) <= set(fitted.classes_)
+
+
+@pytest.mark.parametrize(
+    "y", [[0, -1, 3], [0.0, -1.0, 3.0], ["a", "", "b"], ["a", -1, "b"], np.array(["a", -1, "b"], dtype=object)]
+)
+def test_what_counts_as_unlabelled(y):
+    assert unlabelled(np.asarray(y)).tolist() == [False, True, False]
+
+
+def test_rows_without_a_label_are_no_class_and_do_not_count_in_the_score():
+    X, y = blobs()
+    some = np.where(np.arange(60) < 30, y, -1)
+    fitted = small().fit(X, some)
+    assert fitted.classes_.tolist() == [0, 1, 2]
+    assert fitted.score(X, some) == np.mean(fitted.predict(X[:30]) == y[:30])
+    with pytest.raises(DataError, match="none of 60 rows has a label"):
+        small().fit(X, np.full(60, -1))
+
+
+def test_a_seed_decides_everything_and_another_one_differs():
+    X, y = blobs()
+    one, same, other = (small(random_state=seed).fit(X, y).predict_proba(X) for seed in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.allclose(one, other)
+
+
+# ------------------------------------------------------------------------------------------------ decisions
+def test_digits_are_read_and_the_doubtful_rejected(digits, decided):
+    seen, right = digits[3] != 9, decided.label == digits[3]
+    assert right[seen].mean() > 0.8
+    accepted = decided.action != -1
+    assert 0 < accepted.sum() < len(right)
+    assert right[accepted].mean() > right.mean()
+    assert np.array_equal(decided.action[accepted], decided.label[accepted])
+    assert (~accepted[~seen]).mean() > (~accepted[seen]).mean()
+
+
+def test_every_row_carries_its_evidence(digits, decided):
+    n = len(digits[2])
+    assert decided.prob.shape == (n, 9)
+    np.testing.assert_allclose(decided.prob.sum(1), 1)
+    for column in decided[4:10]:
+        assert column.shape == (n,)
+    assert set(decided.rung) <= {"MIS", "REFINED"}
+    assert set(decided.verdict) <= {0, 1, 2}
+    assert (decided.verdict == vd.Verdict.OK).mean() > 0.8
+    assert ((decided.free >= 0) & (decided.free <= 1)).all()
+
+
+def test_bayes_rule_with_a_free_class_decides(decided):
+    """The loss of naming a known class, or rejecting, when the class may be a free one."""
+    full = torch.tensor(np.column_stack([decided.prob * (1 - decided.free)[:, None], decided.free]))
+    loss = decisions.reject_loss(10, 0.1)[[*range(9), 10]]
+    action = decisions.bayes_action(full, loss).numpy()
+    assert np.array_equal(np.where(action == 9, -1, action), decided.action)
+
+
+def test_an_answer_does_not_depend_on_the_rows_it_is_asked_with(digits, reader, decided):
+    """To the last digits; refined at a kink of the decoder, within the tolerance of the Monte-Carlo error."""
+    rows = np.r_[np.flatnonzero(decided.rung == "MIS")[:2], np.flatnonzero(decided.rung == "REFINED")[:2]]
+    assert len(rows) == 4
+    part = reader.decide(digits[2][rows])
+    assert np.array_equal(part.rung, decided.rung[rows])
+    np.testing.assert_allclose(part.prob[:2], decided.prob[rows[:2]], atol=1e-9)
+    np.testing.assert_allclose(part.mcse[:2], decided.mcse[rows[:2]], atol=1e-9)
+    np.testing.assert_allclose(part.prob[2:], decided.prob[rows[2:]], atol=0.02)
+
+
+def test_choices_are_made_on_held_out_labels(digits, reader):
+    assert reader.n_held_out_ == round(0.2 * (~unlabelled(digits[1])).sum())
+    assert {row.model for row in reader.selection_} == {"VAE", "WW"}
+    assert reader.selection_[0].iwelbo == max(row.iwelbo for row in reader.selection_)
+    assert reader.estimator_ == max(reader.log_scores_, key=lambda name: reader.log_scores_[name])
+    assert list(reader.steps_.recognitions) == [reader.selection_[0].model, "CHI"]
+    assert reader.agreement_.log_score == pytest.approx(reader.log_scores_["corrected"], abs=0.2)
+    gain = reader.log_scores_["plugin"] - reader.log_scores_["corrected"]
+    assert reader.agreement_.plugin_gain == pytest.approx(gain, abs=0.2)  # on certified rows, these on all
+
+
+@pytest.mark.parametrize("estimator", ["plugin", "corrected"])
+def test_an_estimate_can_be_asked_for(estimator):
+    X, y = blobs(30)
+    fitted = small(estimator=estimator).fit(X, y)
+    corrected = fitted.steps_.posterior(fitted._checked(X), 50, seed=fitted.seed_).prob
+    assert fitted.estimator_ == estimator
+    assert np.allclose(fitted.predict_proba(X), corrected) == (estimator == "corrected")
+
+
+@pytest.mark.parametrize("reject_by", ["error", "entropy", "free"])
+def test_the_conformal_threshold_is_that_of_the_held_out_rows(reject_by):
+    X, y = blobs(110)
+    fitted = small(alpha=0.2, reject_by=reject_by, n_free=1).fit(X, y)
+    split = hold_out(110, np.arange(110), y, 0.2, np.random.RandomState(fitted.seed_))
+    held_out = fitted.decide(X[split.held_out])
+    assert fitted.n_held_out_ == 22
+    assert fitted.threshold_ == pytest.approx(selective.conformal_threshold(torch.tensor(held_out.score), 0.2))
+    assert (held_out.score > fitted.threshold_ + 1e-9).mean() <= 0.2
+    if reject_by == "free":
+        np.testing.assert_allclose(held_out.score, held_out.free)
+
+
+def test_few_labels_leave_nothing_to_choose_by():
+    X, y = blobs()
+    fitted = small(objectives=("VAE", "WW"), proposals=("CHI",)).fit(X, y)
+    assert (fitted.n_held_out_, fitted.estimator_, fitted.agreement_, fitted.selection_) == (0, "plugin", None, ())
+    assert list(fitted.steps_.recognitions) == ["VAE"]
+    with pytest.raises(SettingError, match=r"alpha=0.1 needs 20 held-out labels or more, which a share of 0.2 of 60"):
+        small(alpha=0.1).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"estimator": "best"}, "estimator='best' is unknown; choose one of auto, plugin, corrected"),
+        ({"reject_by": "max"}, "reject_by='max' is unknown"),
+        ({"likelihood": "poisson"}, "likelihood='poisson' is unknown"),
+        ({"cost": 2.0}, r"cost=2.0 must lie in \[0, 1\]"),
+        ({"held_out": 1.0}, "held_out=1.0 between 0 and 1"),
+        ({"reject_by": "entropy"}, "reject_by='entropy' has no cost to go by; give alpha"),
+        ({"reject_by": "free", "alpha": 0.1}, "give n_free=1 or more"),
+        ({"n_free": -1}, "n_free=-1 must not be negative"),
+        ({"alpha": 1.0}, "alpha=1.0 must lie strictly between 0 and 1"),
+        ({"n_jobs": 0}, "n_jobs=0 leaves no thread"),
+        ({"objectives": ("ELBO",)}, "no objective 'ELBO'"),
+        ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) does not hold"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        small(**settings).fit(*blobs())
+
+
+def test_several_objectives_need_rows_to_choose_by(digits):
+    x, y = torch.tensor(digits[0][:20]).float(), torch.tensor(digits[1][:20])
+    with pytest.raises(SettingError, match="2 objectives and 0 held-out rows"):
+        fit_semisteps(
+            lambda generator: pytest.fail("no model is made"),
+            x,
+            torch.arange(20),
+            y,
+            x[:0],
+            objectives=[rule("VAE"), rule("WW")],
+            settings=SemiSettings(),
+        )
+
+
+# ------------------------------------------------------------------------------------------------ rows
+def test_what_is_held_out_takes_no_part_in_training():
+    labelled, codes = np.arange(0, 300, 2), np.arange(150) % 5
+    split = hold_out(400, labelled, codes, 0.2, np.random.RandomState(0))
+    assert len(split.held_out) == 30
+    assert not set(split.train) & (set(split.held_out) | set(split.valid))
+    assert set(split.labelled) | set(split.held_out) == set(labelled)
+    assert set(split.labelled) <= set(split.train)
+    assert np.array_equal(split.codes, codes[split.labelled // 2])
+    assert np.array_equal(split.held_out_codes, codes[split.held_out // 2])
+    assert len(split.valid) == 30 + 50
+    assert len(split.train) == 400 - 80
+
+
+def test_a_class_keeps_its_last_label():
+    codes = np.r_[np.zeros(200, int), 1]
+    for seed in range(20):
+        split = hold_out(201, np.arange(201), codes, 0.5, np.random.RandomState(seed))
+        assert 1 in split.codes
+        assert 1 not in split.held_out_codes
+
+
+def test_too_few_to_hold_out():
+    n = 5 * FEWEST_HELD_OUT
+    assert len(hold_out(n, np.arange(n), np.zeros(n, int), 0.2, np.random.RandomState(0)).held_out) == FEWEST_HELD_OUT
+    none = hold_out(n, np.arange(n - 5), np.zeros(n - 5, int), 0.2, np.random.RandomState(0))
+    assert (len(none.held_out), len(none.valid), len(none.train)) == (0, 0, n)
+
+
+def test_features_choose_their_likelihood():
+    X = np.array([[0.0, 0.5], [1.0, 0.5]])
+    assert likelihood_of(X) == "bernoulli"
+    assert likelihood_of(X - 0.1) == "gaussian"
+    center, spread = scaling(2 * X, "gaussian")
+    np.testing.assert_allclose(center, [1, 1])
+    np.testing.assert_allclose(spread, [1, 1])  # the second is constant
+    np.testing.assert_allclose(scaling(X, "bernoulli")[1], [1, 1])
+    with pytest.raises(DataError, match=r"features reach from 0 to 2; Bernoulli ones must lie in \[0, 1\]"):
+        check_range(2 * X, "bernoulli")
+    check_range(2 * X, "gaussian")
+
+
+def test_features_must_keep_to_the_range_of_their_likelihood():
+    X, y = blobs(30)
+    X = (X - X.min()) / np.ptp(X)
+    fitted = small(epochs=1).fit(X, y)
+    assert fitted.likelihood_ == "bernoulli"
+    with pytest.raises(DataError, match="features reach from 0 to 2"):
+        fitted.predict(2 * X)
+
+
+@pytest.mark.parametrize(
+    ("label", "reject", "kind", "expected"),
+    [
+        ([1, 2], -1, "i", [1, -1]),
+        ([1.0, 2.0], -1, "f", [1.0, -1.0]),
+        (["a", "b"], "reject", "U", ["a", "reject"]),
+        (["a", "b"], -1, "O", ["a", -1]),
+        ([1, 2], "none", "O", [1, "none"]),
+    ],
+)
+def test_the_reject_label_finds_its_place(label, reject, kind, expected):
+    action = with_rejects(np.array(label), np.array([False, True]), reject)
+    assert action.dtype.kind == kind
+    assert action.tolist() == expected
+
+
+def test_images_may_be_convolved_and_shifted(digits):
+    X, y, _, _ = digits
+    fitted = small(epochs=3, image_shape=(8, 8), shifts=1).fit(X[:90], y[:90])
+    assert type(fitted.steps_.own.encoder).__name__ == "CNN"
+    assert fitted.likelihood_ == "bernoulli"
+    assert fitted.predict_proba(X[:5]).shape == (5, 9)
+
+
+def test_shared_noise_is_the_same_for_every_observation_and_fresh_for_every_particle():
+    shared, plain = Shared((seeded(0),)), Iid((seeded(0),))
+    like = torch.zeros(1, dtype=torch.double)
+    eps = shared.normal(6, (3, 2), 4, like=like)
+    assert eps.shape == (6, 3, 2, 4)
+    assert torch.equal(eps, plain.normal(6, (1, 1), 4, like=like).expand_as(eps))
+    assert len(eps[:, 0, 0].unique()) == 24
+    assert not torch.equal(shared.normal(6, (3, 2), 4, like=like), eps)
+    normal, gamma = shared.normal_gamma(5, (3,), 2, torch.tensor(2.0))
+    assert torch.equal(normal[:, 0], normal[:, 2])
+    assert torch.equal(gamma, gamma[:, :1].expand(5, 3, 1))
+
+
+@pytest.mark.parametrize(("n_jobs", "inside"), [(None, 1), (2, 2), (-1, os.cpu_count())])
+def test_threads_are_what_was_asked_for_and_then_as_before(n_jobs, inside):
+    before = torch.get_num_threads()
+    with threads(n_jobs):
+        assert torch.get_num_threads() == inside
+    assert torch.get_num_threads() == before
+
+
+# ------------------------------------------------------------------------------------------------ files
+def test_a_saved_classifier_is_the_same_classifier(digits, reader, decided, tmp_path):
+    path = reader.save(tmp_path / "reader")
+    assert path == tmp_path / "reader.safetensors"
+    again = vd.SelectiveClassifier.load(path)
+    for before, after in zip(decided, again.decide(digits[2]), strict=True):
+        assert np.array_equal(before, after, equal_nan=np.asarray(before).dtype.kind == "f")
+    for name in (
+        "agreement_",
+        "selection_",
+        "log_scores_",
+        "estimator_",
+        "threshold_",
+        "n_held_out_",
+        "n_features_in_",
+    ):
+        assert getattr(again, name) == getattr(reader, name)
+    assert again.get_params() == reader.get_params()
+
+
+def test_string_classes_and_feature_names_are_kept(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X, code = blobs(40)
+    X = pandas.DataFrame(X, columns=["height", "weight"])
+    fitted = small(epochs=5, reject_label="reject").fit(X, np.array(["a", "b", "c"])[code])
+    again = vd.SelectiveClassifier.load(fitted.save(tmp_path / "named"))
+    assert again.feature_names_in_.tolist() == ["height", "weight"]
+    assert again.classes_.tolist() == ["a", "b", "c"]
+    assert np.array_equal(again.predict_proba(X), fitted.predict_proba(X))
+
+
+def test_the_file_holds_tensors_and_text_only(reader, tmp_path):
+    raw = reader.save(tmp_path / "reader").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert json.loads(header.pop("__metadata__")["notes"])["format"] == "vaerdict selective classifier 1"
+    assert {entry["dtype"] for entry in header.values()} <= {"F64", "F32"}
+
+
+def test_other_files_are_refused(reader, tmp_path):
+    from vaerdict.training.checkpoint import save_checkpoint
+
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    with pytest.raises(SettingError, match="is no checkpoint of vaerdict"):
+        vd.SelectiveClassifier.load(tmp_path / "text")
+    save_checkpoint(tmp_path / "other", {"a": torch.zeros(1)}, {"format": "other"})
+    with pytest.raises(SettingError, match="holds 'other', not 'vaerdict selective classifier 1'"):
+        vd.SelectiveClassifier.load(tmp_path / "other")
+
+
+def test_what_is_no_number_or_string_cannot_be_saved(tmp_path):
+    X, y = blobs(30)
+    with pytest.raises(SettingError, match="only numbers and strings can be saved"):
+        small(epochs=1, reject_label=1j).fit(X, y).save(tmp_path / "complex")
+
+
+# ------------------------------------------------------------------------------------------------ around it
+def test_without_scikit_learn_it_says_what_to_install():
+    code = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "import vaerdict\n"
+        "try:\n    vaerdict.SelectiveClassifier\n"
+        "except vaerdict.SettingError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install vaerdict[sklearn]" in done.stdout
+
+
+def test_a_name_that_is_not_there_is_said_to_be_missing():
+    with pytest.raises(AttributeError, match="module 'vaerdict' has no attribute 'SelectiveClasifier'"):
+        vd.SelectiveClasifier  # noqa: B018
+
+
+def test_the_digits_example_runs(capsys):
+    """At toy size: few rows, one objective, few epochs."""
+    source = (Path(__file__).parent.parent / "examples" / "digits.py").read_text()
+    toy = {
+        "cost=0.1": "cost=0.3, epochs=40, learning_rate=0.01, objectives=('VAE',), proposals=()",
+        "slice(1200), slice(1200, None)": "slice(400), slice(400, 440)",
+    }
+    for old, new in toy.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    exec(source, {})
+    printed = capsys.readouterr().out
+    assert re.search(r"verdicts: \d+% OK", printed)
+    assert "model agrees" in printed or "model disagrees" in printed
+    assert not math.isnan(float(re.search(r"digits 0-8: ([\d.]+)% right", printed)[1]))
