@@ -1,0 +1,97 @@
+"""The command `vaerdict de`: parsing and printing only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vaerdict.core import DataError, Progress, SettingError
+from vaerdict.de.answers import COLUMNS
+from vaerdict.de.plan import Pair, all_pairs
+
+EPILOG = (
+    "[bold]Columns of de.csv[/bold]\n\n"
+    + "\n\n".join(f"{name}: {words}" for name, words in COLUMNS.items())
+    + "\n\nExample:  vaerdict de counts.h5ad --groupby cell_type --groups B 'CD14+ Mono' --out runs/de"
+)
+
+Data = Annotated[Path, typer.Argument(help="An .h5ad file of raw counts; name it before --groups.")]
+GroupBy = Annotated[str, typer.Option(help="Column of obs that holds the groups.")]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option(help="Two groups, a over b; of more every pair is compared, a single one with the rest."),
+]
+OneVsRest = Annotated[bool, typer.Option("--one-vs-rest", help="Each of --groups, or every group, against the rest.")]
+Layer = Annotated[str | None, typer.Option(help="Layer of raw counts; X by default.")]
+BatchKey = Annotated[str | None, typer.Option(help="Column of obs with batches that the model accounts for.")]
+SampleKey = Annotated[str | None, typer.Option(help="Column of obs with samples: they, not cells, are replicates.")]
+Within = Annotated[str | None, typer.Option(help="Column of obs with types: compare within each of them.")]
+Delta = Annotated[float, typer.Option(help="Least |log2 fold change| of a differentially expressed gene.")]
+Fdr = Annotated[float, typer.Option(help="Expected share of false discoveries, over all contrasts.")]
+Scale = Annotated[str, typer.Option(help="centred (to the median gene), proportion, or pair (single cells).")]
+Genes = Annotated[int, typer.Option(min=0, help="Most variable genes to keep; 0 for all.")]
+Refits = Annotated[int | None, typer.Option(min=0, help="Bootstrap refits of the model: 3, or 0 with --quick.")]
+Objectives = Annotated[str | None, typer.Option(help="Objectives to train by: VAE,IWAE by default; also WW, CHI.")]
+ModelDir = Annotated[Path | None, typer.Option(help="Folder of a fitted scvi-tools model (SCVI) to use.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One model, few epochs, no refits: a first look.")]
+
+_SHOWN = 8  # genes printed of each direction
+
+
+def pairs_of(groups: list[str], one_vs_rest: bool) -> list[Pair] | None:
+    """What the groups named on the command line ask for; None for every group against the rest."""
+    if one_vs_rest:
+        return [(group, None) for group in groups] or None
+    if not groups:
+        raise SettingError("no groups to compare; name two with --groups A B, or ask for --one-vs-rest.")
+    return all_pairs(groups)
+
+
+def compare_file(data: Path, model: Path | None, progress: Progress, **options: Any) -> Any:
+    """Run the comparison on a file, under a model of scvi-tools where one is named."""
+    from vaerdict.de import differential_expression
+    from vaerdict.de.inputs import open_data
+
+    adata = open_data(data)
+    if model is None:
+        return differential_expression(adata, progress=progress, **options)
+    adata = adata.to_memory()
+    return differential_expression(adata, progress=progress, model=_load(model, adata), **options)
+
+
+def _load(folder: Path, adata: Any) -> Any:
+    from vaerdict.foreign import contained, needed
+
+    if not (folder / "model.pt").is_file():
+        raise DataError(f"{folder} holds no model.pt; name a folder written by scvi-tools' model.save().")
+    scvi = needed("scvi", "scvi")
+    try:
+        with contained(0):
+            return scvi.model.SCVI.load(str(folder), adata=adata)
+    except Exception as error:  # scvi-tools raises many kinds for data that do not fit
+        raise DataError(f"{folder} cannot be loaded with these data ({str(error).splitlines()[0]}).") from error
+
+
+def summary(result: Any) -> str:
+    """The verdict, the warnings and the first genes, as text."""
+    groups = [
+        f"{group['group']}: {group['n_cells']} cells, k-hat {group['khat']:.2f} "
+        f"(encoder alone {group['khat_encoder']:.2f}), {group['share_ok']:.0%} in order"
+        for group in result.results["diagnostics"]
+    ]
+    genes = [line for contrast in result.results["contrasts"] for line in _contrast(result, contrast)]
+    repeated = set(result.verdict["words"])
+    notes = [f"note: {words}" for words in result.warnings if words not in repeated]
+    return "\n".join([*result.verdict["words"], "", *groups, *genes, "", *notes]).rstrip()
+
+
+def _contrast(result: Any, contrast: dict[str, Any]) -> list[str]:
+    found = result.discoveries(contrast["name"])
+    lines = ["", f"{contrast['name']}: {contrast['n_up']} genes up, {contrast['n_down']} down"]
+    for word, rows in (("up", found[found["lfc_mean"] > 0]), ("down", found[found["lfc_mean"] < 0])):
+        first = rows.head(_SHOWN)
+        genes = ", ".join(f"{g} {x:+.1f}" for g, x in zip(first["gene"], first["lfc_mean"], strict=True))
+        lines += [f"  {word}: {genes}"] if genes else []
+    return lines

@@ -1,0 +1,99 @@
+"""Differential expression from an AnnData to a table of genes: what users call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vaerdict.core import Progress, silent
+from vaerdict.de import inputs, plan
+from vaerdict.de.fitting import FULL, QUICK, Effort
+from vaerdict.de.results import DEResult
+from vaerdict.de.run import Options, Run
+from vaerdict.models.adapters import ScviModel, from_scvi
+
+
+def differential_expression(
+    adata: Any,
+    groupby: str,
+    group_a: str | None = None,
+    group_b: str | None = None,
+    *,
+    pairs: Sequence[plan.Pair] | None = None,
+    layer: str | None = None,
+    batch_key: str | None = None,
+    sample_key: str | None = None,
+    within: str | None = None,
+    delta: float = 0.5,
+    level: float = 0.05,
+    scale: str = "centred",
+    min_cells: int = 3,
+    n_top_genes: int | None = 2000,
+    objectives: Sequence[str] | None = None,
+    refits: int | None = None,
+    n_draws: int | None = None,
+    quick: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    progress: Progress = silent,
+    model: Any = None,
+    out: str | Path | None = None,
+) -> DEResult:
+    """Which genes differ between groups of cells, with a false discovery rate that means something.
+
+    `adata` is an AnnData of raw counts, in memory or backed, or the path of one. Group a of the column `groupby` is
+    compared with group b, or with all others; without groups every group with the rest; `pairs` lists several. `within`
+    names a column of types in each of which the comparison is made, and `sample_key` one of samples, which then are the
+    replicates in place of cells. A gene is differentially expressed where its |log2 fold change| is at least `delta`;
+    `level` is the FDR of the genes called, over all contrasts. The `scale` is "centred" (changes relative to the median
+    gene), "proportion", or "pair" (single cells, as in scvi-tools).
+
+    Models are trained by `objectives` (VAE and IWAE; any of VAE, IWAE, WW, CHI), on `device`, and the one with the best
+    refined held-out evidence is kept; or `model` is a fitted scvi-tools model, whose own error is then not assessed.
+    `refits` (3; 0 with `quick`) bootstrap refits let the model's error into the intervals. With `out`, a folder,
+    finished stages are stored and a run that was stopped goes on there; the results are written there too. The same
+    seed gives the same table.
+    """
+    adata = inputs.open_data(adata) if isinstance(adata, (str, Path)) else adata
+    labels = _labels(adata, groupby, within, sample_key)
+    options = Options(
+        groupby=groupby,
+        pairs=tuple(plan.asked(labels, group_a, group_b, pairs)),
+        layer=layer,
+        batch_key=batch_key,
+        sample_key=sample_key,
+        within=within,
+        delta=delta,
+        level=level,
+        scale=scale,
+        min_cells=min_cells,
+        n_top_genes=n_top_genes,
+        quick=quick,
+        effort=_effort(quick, objectives, refits if model is None else 0, n_draws),
+        seed=seed,
+        model=None if model is None else type(model).__name__,
+    )
+    folder = None if out is None else Path(out)
+    result = Run(adata, options, labels, None if model is None else _wrapped(model), device, folder, progress).result()
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _labels(adata: Any, groupby: str, within: str | None, sample_key: str | None) -> plan.Labels:
+    keys = {"groupby": groupby, "within": within, "sample_key": sample_key}
+    found = [None if key is None else inputs.column(adata, key, role=role) for role, key in keys.items()]
+    assert found[0] is not None
+    return plan.Labels(groupby, found[0], *found[1:])
+
+
+def _effort(quick: bool, objectives: Sequence[str] | None, refits: int | None, n_draws: int | None) -> Effort:
+    """How much to do: all of it or a first look, and what was asked for otherwise."""
+    asked = {"recipes": objectives and tuple(objectives), "refits": refits, "n_draws": n_draws}
+    return replace(QUICK if quick else FULL, **{k: v for k, v in asked.items() if v is not None})
+
+
+def _wrapped(model: Any) -> ScviModel:
+    return model if isinstance(model, ScviModel) else from_scvi(model)

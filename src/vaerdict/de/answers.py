@@ -1,0 +1,226 @@
+"""Step three: joint draws of every group's mean expression, and from them the table of genes of every contrast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import Progress
+from vaerdict.de.cells import CellPosterior
+from vaerdict.de.compare import Support, Uncertainty, support
+from vaerdict.de.contrast import Comparison, Effect, Estimand, comparison, joint_effect
+from vaerdict.de.plan import Contrast, Side
+from vaerdict.de.replicates import group_lfc, replicate_effect, spread
+from vaerdict.de.streams import Averages, Population, averages, fixed_averages
+from vaerdict.de.weighting import Equal
+from vaerdict.decisions import discoveries, expected_fdr, q_values, ranking
+from vaerdict.foreign import needed
+
+COLUMNS = {
+    "contrast": "which groups are compared, a over b",
+    "gene": "the gene",
+    "lfc_mean": "mean of the log2 fold change, on the scale named",
+    "lfc_median": "its median",
+    "lfc_low": "lower end of its 90 % credible interval",
+    "lfc_high": "upper end",
+    "prob_de": "probability that |LFC| is at least delta",
+    "prob_up": "probability that LFC is at least delta",
+    "prob_down": "probability that LFC is at most minus delta",
+    "q_value": "smallest posterior expected FDR, over all contrasts, at which the gene is called",
+    "is_de": "whether it is called at the FDR asked for",
+    "mcse": "Monte-Carlo error of prob_de",
+    "mean_a": "mean proportion of the gene in group a",
+    "mean_b": "in group b",
+    "raw_lfc": "log2 fold change by a bootstrap of the raw counts, without a model",
+    "raw_prob_de": "its probability that |LFC| is at least delta",
+    "raw_is_de": "whether it is called by the raw counts",
+    "q_value_contrast": "as q_value, in this contrast alone",
+}
+"""The columns of the table of genes, and what they hold."""
+
+_EQUAL = "\0equal cells"  # behind the name of a population whose cells all count the same
+_PSEUDOCOUNT = 0.5
+_CURVE = 200  # points of a curve at most
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every gene: which fold change, how large, and at which FDR."""
+
+    estimand: Estimand
+    delta: float
+    level: float
+    seed: int
+
+
+def populations(contrasts: Sequence[Contrast]) -> dict[str, Tensor]:
+    """The cells of everything that is averaged, each once."""
+    return {k: v for c in contrasts for side in (c.a, c.b) for k, v in side.populations().items()}
+
+
+def joint_averages(
+    posterior: CellPosterior, contrasts: Sequence[Contrast], question: Question, n_draws: int, progress: Progress
+) -> dict[str, Tensor]:
+    """Averages of every population with its cells sampled and with all the same; k-hat and ESS of every cell."""
+    weighting = Uncertainty().weighting(question.estimand)
+    cells = populations(contrasts)
+    wanted = {name: Population(c, weighting) for name, c in cells.items()} | _still(cells)
+    found = averages(posterior, wanted, n_draws, seed=question.seed, progress=progress)
+    return {"khat": found.khat, "ess": found.ess} | _stored(found.expression)
+
+
+def still_averages(
+    posterior: CellPosterior, contrasts: Sequence[Contrast], question: Question, n_draws: int, progress: Progress
+) -> dict[str, Tensor]:
+    """Averages of every population under a refit, all cells counting the same."""
+    found = averages(posterior, _still(populations(contrasts)), n_draws, seed=question.seed, progress=progress)
+    return _stored(found.expression)
+
+
+def raw_averages(
+    share: Tensor, totals: Tensor, contrasts: Sequence[Contrast], question: Question, n_draws: int
+) -> dict[str, Tensor]:
+    """Bootstrapped mean proportions of raw counts; half a count in a total keeps every mean above zero.
+
+    Shapes: ``share (cells, genes)``, ``totals (cells,)``.
+    """
+    cells, weighting = populations(contrasts), Uncertainty().weighting(question.estimand)
+    drawn = fixed_averages(
+        share, {name: Population(c, weighting) for name, c in cells.items()}, n_draws, seed=question.seed
+    )
+    return {name: mean + _PSEUDOCOUNT / totals[cells[name]].sum().item() for name, mean in drawn.items()}
+
+
+def _still(cells: Mapping[str, Tensor]) -> dict[str, Population]:
+    return {name + _EQUAL: Population(c, Equal()) for name, c in cells.items()}
+
+
+def _stored(expression: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In single precision, whether or not they went to disk in between."""
+    return {name: values.float() for name, values in expression.items()}
+
+
+# ------------------------------------------------------------------------------------------------------- genes
+def model_effect(
+    contrast: Contrast, found: Mapping[str, Tensor], refits: Sequence[Mapping[str, Tensor]], question: Question
+) -> Effect:
+    """Draws of the fold changes of a contrast from the posterior, its cells or samples, and the refits of the model."""
+    estimand, ess = question.estimand, found["ess"]
+    ess = 1 / (1 / ess[~ess.isnan()]).mean().item()
+    means = [_lfc(contrast, one, estimand, _EQUAL).mean(0) for one in refits]
+    if contrast.a.samples:
+        full = _between(contrast, found, question).lfc
+        given_cells = full[:1].expand_as(full)  # the error between samples is not one of particles
+    else:
+        full, given_cells = _lfc(contrast, found, estimand), _lfc(contrast, found, estimand, _EQUAL)
+    n_effective = joint_effect(full, given_cells, ess, means).n_effective
+    return Effect(full + spread(means, len(full), seed=question.seed) if means else full, n_effective)
+
+
+def raw_effect(contrast: Contrast, found: Mapping[str, Tensor], question: Question) -> Effect:
+    """The same of raw counts."""
+    if contrast.a.samples:
+        return _between(contrast, found, question)
+    lfc = _lfc(contrast, found, question.estimand)
+    return Effect(lfc, torch.full_like(lfc[0], float(len(lfc))))
+
+
+def _lfc(contrast: Contrast, found: Mapping[str, Tensor], estimand: Estimand, kind: str = "") -> Tensor:
+    return group_lfc(_samples(contrast.a, found, kind), _samples(contrast.b, found, kind), estimand)
+
+
+def _between(contrast: Contrast, found: Mapping[str, Tensor], question: Question) -> Effect:
+    a, b = (_samples(side, found) for side in (contrast.a, contrast.b))
+    return replicate_effect(a, b, question.estimand, seed=question.seed)
+
+
+def _samples(side: Side, found: Mapping[str, Tensor], kind: str = "") -> dict[str, Tensor]:
+    """Averages of a side by sample, in double precision; of the whole side where there are no samples."""
+    names = list(side.samples) or [side.name]
+    return {s: found[name + kind].double() for s, name in zip(names, side.populations(), strict=True)}
+
+
+def compared(contrast: Contrast, effect: Effect, found: Mapping[str, Tensor], question: Question) -> Comparison:
+    """The genes of a contrast."""
+    sides = (torch.stack(list(_samples(side, found).values())) for side in (contrast.a, contrast.b))
+    mean_a, mean_b = (side.mean((0, 1)) for side in sides)
+    return comparison(effect, mean_a, mean_b, estimand=question.estimand, delta=question.delta, level=question.level)
+
+
+def fdr_curve(effect: Effect, question: Question) -> dict[str, list[float]]:
+    """Expected FDR of the first k genes, and the range in which the share of false ones lies with 90 % probability."""
+    null = (effect.lfc.abs() < question.delta).double()
+    prob = 1 - null.mean(0)
+    order = ranking(prob, effect.lfc.mean(0).abs())
+    n = len(prob)
+    k = torch.linspace(1, n, min(n, _CURVE)).round().long().unique()
+    shares = null[:, order].cumsum(1)[:, k - 1] / k
+    low, high = shares.quantile(torch.tensor([0.05, 0.95]).to(shares), 0)
+    expected = expected_fdr(prob)[k - 1]
+    return {"k": k.tolist(), "expected": expected.tolist(), "low": low.tolist(), "high": high.tolist()}
+
+
+def together(parts: Sequence[dict[str, Tensor]], level: float) -> list[dict[str, Tensor]]:
+    """The tables of all contrasts with q-values and calls over all of them, and those of each alone beside."""
+    sizes = [len(part["prob_de"]) for part in parts]
+    whole = {key: torch.cat([part[key] for part in parts]) for key in ("prob_de", "lfc_mean", "raw_prob_de", "raw_lfc")}
+    for prefix, q in (("", "q_value"), ("raw_", None)):
+        prob, ties = whole[f"{prefix}prob_de"], whole["raw_lfc" if prefix else "lfc_mean"].abs()
+        whole[f"{prefix}is_de"] = discoveries(prob, level, ties=ties)
+        if q:
+            whole[q] = q_values(prob, ties=ties)
+    split = {key: whole[key].split(sizes) for key in ("q_value", "is_de", "raw_is_de")}
+    return [
+        {**part, "q_value_contrast": part["q_value"], **{key: values[i] for key, values in split.items()}}
+        for i, part in enumerate(parts)
+    ]
+
+
+def supports(found: Mapping[str, Tensor], contrasts: Sequence[Contrast], n_draws: int) -> dict[str, Support]:
+    """How well the cells of every group were sampled."""
+    averaged = Averages({}, found["khat"], found["ess"])
+    return {s.name: support(averaged, s.cells, n_draws) for c in contrasts for s in (c.a, c.b)}
+
+
+def raw_columns(contrast: Contrast, found: Mapping[str, Tensor], question: Question) -> dict[str, Tensor]:
+    """What the raw counts say of every gene."""
+    effect = raw_effect(contrast, found, question)
+    prob = (effect.lfc.abs() >= question.delta).double().mean(0)
+    return {"raw_lfc": effect.lfc.mean(0), "raw_prob_de": prob}
+
+
+def contrast_row(contrast: Contrast, effect: Effect, table: dict[str, Tensor], question: Question) -> dict[str, Any]:
+    """What results.json says of a contrast."""
+    called, up = table["is_de"], table["lfc_mean"] > 0
+    n = int(called.sum())
+    return {
+        "name": contrast.name,
+        "group_a": contrast.group_a,
+        "group_b": contrast.group_b,
+        "within": contrast.within,
+        "n_cells_a": len(contrast.a.cells),
+        "n_cells_b": len(contrast.b.cells),
+        "n_samples_a": len(contrast.a.samples) or None,
+        "n_samples_b": len(contrast.b.samples) or None,
+        "n_discoveries": n,
+        "n_up": int((called & up).sum()),
+        "n_down": int((called & ~up).sum()),
+        "expected_fdr": (1 - table["prob_de"][called]).mean().item() if n else 0.0,
+        "level": question.level,
+        "delta": question.delta,
+        "fdr_curve": fdr_curve(effect, question),
+    }
+
+
+def frame(contrasts: Sequence[Contrast], tables: Sequence[dict[str, Tensor]], genes: list[str]) -> Any:
+    """The table of all contrasts as a pandas data frame."""
+    pandas = needed("pandas", "bio")
+    frames = [
+        pandas.DataFrame({"contrast": c.name, "gene": genes, **{k: v.numpy() for k, v in table.items()}})
+        for c, table in zip(contrasts, tables, strict=True)
+    ]
+    return pandas.concat(frames, ignore_index=True)[list(COLUMNS)]

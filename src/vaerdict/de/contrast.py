@@ -1,0 +1,158 @@
+"""From group averages to genes: log2 fold changes, their probabilities and intervals, and the set at a target FDR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import SettingError, ShapeError
+from vaerdict.decisions import discoveries, q_values
+
+_AT_A_TIME = 2**22  # numbers a quantile is taken of: older versions of torch refuse more than 2^24
+
+
+@dataclass(frozen=True)
+class Estimand:
+    """What a log2 fold change is of, and the quantity in the population that it estimates.
+
+    Normalised expression is a proportion: where some genes go up, the proportions of all others go down. `centred`
+    takes the median over genes out of every joint draw. `pairs` compares one random cell of each group.
+    """
+
+    name: str
+    target: str
+    centred: bool = False
+    pairs: bool = False
+
+    def lfc(self, a: Tensor, b: Tensor) -> Tensor:
+        """Log2 fold change of a over b in every joint draw. Shapes: ``(draws, genes), (draws, genes) -> same``."""
+        change = a.log2() - b.log2()
+        return change - _midpoint(change) if self.centred else change
+
+
+def _midpoint(change: Tensor) -> Tensor:
+    """The median over genes, of an even number the mean of the middle two. Shapes: ``(draws, genes) -> (draws, 1)``."""
+    rows = change.split(max(1, _AT_A_TIME // change.shape[-1]))
+    return torch.cat([some.quantile(0.5, -1, keepdim=True) for some in rows])
+
+
+def _quantiles(lfc: Tensor, levels: Sequence[float]) -> Tensor:
+    """Quantiles over the draws of each gene. Shapes: ``(draws, genes) -> (levels, genes)``."""
+    columns = lfc.split(max(1, _AT_A_TIME // len(lfc)), 1)
+    return torch.cat([some.quantile(lfc.new_tensor(levels), 0) for some in columns], 1)
+
+
+CENTRED = Estimand("centred", "log2 fold change of mean expression, if half of the genes change no more", centred=True)
+PROPORTION = Estimand("proportion", "log2 fold change of the mean proportion of each gene")
+PAIR = Estimand("pair", "log2 ratio of the proportions in one random cell of each group, as in scvi-tools", pairs=True)
+ESTIMANDS = {estimand.name: estimand for estimand in (CENTRED, PROPORTION, PAIR)}
+
+
+class Effect(NamedTuple):
+    """Joint draws of the log2 fold changes with how many independent ones they are worth.
+
+    Shapes: ``lfc (draws, genes)``, ``n_effective (genes,)``.
+    """
+
+    lfc: Tensor
+    n_effective: Tensor
+
+
+def joint_effect(full: Tensor, given_cells: Tensor, ess: float, refits: Sequence[Tensor] = ()) -> Effect:
+    r"""Joint draws that also vary with the model, and the number of independent draws that they are worth.
+
+    Each of R `refits`, the mean fold changes under a model fitted to a bootstrap resample, adds to all S draws of
+    `full` its deviation from the refits' mean, stretched by :math:`\sqrt{R/(R-1)}` so that the variance is right on
+    average. Only the deviations count: a resample holds fewer distinct cells, so that its model is the poorer estimate.
+
+    The variance has parts from the refits, :math:`V_r`, from the latents, :math:`V_z`, and the rest from the cells,
+    :math:`V_c`, known by R refits, by `ess` particles and by S draws:
+
+    .. math:: n = \frac{V_r + V_z + V_c}{V_r / R + V_z / \mathrm{ESS} + V_c / S}.
+
+    Shapes: ``full (draws, genes)``, ``given_cells (draws, genes)`` with the cells' weights held equal, and ``(genes,)``
+    for each of `refits`; the answer has ``draws * R``.
+    """
+    if len(refits) == 1:
+        raise SettingError("a single refit shows no spread; give at least two, six are a fair number, or none.")
+    n_draws, within = len(full), full.var(0)
+    from_z = torch.minimum(given_cells.var(0), within)
+    error = from_z / ess + (within - from_z) / n_draws
+    total, lfc = within, full
+    if refits:
+        means = torch.stack(list(refits))
+        shift = (means - means.mean(0)) * math.sqrt(len(means) / (len(means) - 1))
+        lfc = (full + shift.unsqueeze(1)).flatten(0, 1)
+        total, error = total + means.var(0), error + means.var(0) / len(means)
+    return Effect(lfc, torch.where(error > 0, total / error, float(n_draws)))
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The genes of group a against those of group b.
+
+    A gene is differentially expressed where its |LFC| is at least `delta`; `level` is the target FDR. `table` holds one
+    tensor a column: ``lfc_mean``, ``lfc_median`` and the credible interval ``lfc_low`` to ``lfc_high``; ``prob_up`` and
+    ``prob_down``, that the LFC is at least delta or at most minus delta, and ``prob_de``, their sum, with its
+    Monte-Carlo error ``mcse``; ``q_value``, the smallest posterior expected FDR at which the gene is called, and
+    ``is_de``; ``mean_a`` and ``mean_b``, the groups' expression.
+    """
+
+    estimand: Estimand
+    delta: float
+    level: float
+    table: dict[str, Tensor]
+
+
+def comparison(
+    effect: Effect,
+    mean_a: Tensor,
+    mean_b: Tensor,
+    *,
+    estimand: Estimand,
+    delta: float = 0.5,
+    level: float = 0.05,
+    interval: float = 0.9,
+) -> Comparison:
+    """Summarise joint draws of log2 fold changes gene by gene; `interval` is the credible interval's probability.
+
+    Genes of equal probability are ranked by \\|E LFC\\|. Shapes: ``mean_a (genes,)``, ``mean_b (genes,)``.
+    """
+    if not delta > 0:
+        raise SettingError(f"delta={delta} must be positive: every gene changes by at least zero.")
+    if not 0 < interval < 1:
+        raise SettingError(f"interval={interval} is no probability strictly between 0 and 1.")
+    lfc = effect.lfc
+    if lfc.dim() != 2 or mean_a.shape != lfc.shape[1:] or mean_b.shape != lfc.shape[1:]:
+        raise ShapeError(
+            f"draws {tuple(lfc.shape)} with means {tuple(mean_a.shape)} and {tuple(mean_b.shape)}; "
+            "expected (draws, genes) and (genes,)."
+        )
+    low, median, high = _quantiles(lfc, [0.5 - interval / 2, 0.5, 0.5 + interval / 2])
+    up, down = (lfc >= delta).double().mean(0), (lfc <= -delta).double().mean(0)
+    prob, mean = (up + down).clamp_max(1), lfc.mean(0)
+    table = {
+        "lfc_mean": mean,
+        "lfc_median": median,
+        "lfc_low": low,
+        "lfc_high": high,
+        "prob_de": prob,
+        "prob_up": up,
+        "prob_down": down,
+        "q_value": q_values(prob, ties=mean.abs()),
+        "is_de": discoveries(prob, level, ties=mean.abs()),
+        "mcse": probability_error(prob, effect.n_effective),
+        "mean_a": mean_a,
+        "mean_b": mean_b,
+    }
+    return Comparison(estimand, delta, level, table)
+
+
+def probability_error(prob: Tensor, n: Tensor) -> Tensor:
+    """Monte-Carlo error of a probability from n draws; by the rule of succession never below 1 / (n + 2)."""
+    return torch.maximum((prob * (1 - prob) / n).sqrt(), 1 / (n + 2))

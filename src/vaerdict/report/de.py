@@ -1,0 +1,116 @@
+"""The page of a differential expression: a verdict in words, then plots and a table of genes to look around in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from vaerdict.core import DataError
+from vaerdict.report.de_live import cards, genes_view
+from vaerdict.report.de_plots import check_picture, khat_picture
+from vaerdict.report.de_summary import contrasts_table, diagnostics_table, selection_table, top_table, truth_table
+from vaerdict.report.de_table import Genes, packed
+from vaerdict.report.de_words import answers, headline, next_steps
+from vaerdict.report.document import Block, Document, Section
+from vaerdict.report.page import flat
+from vaerdict.report.summary import Row, rows_of
+from vaerdict.report.tables import Column, Table
+
+TOP_GENES, TOP_CONTRASTS = 10, 6
+"""How many leading genes are listed, and of how many contrasts; the table that is searched holds all."""
+
+
+def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
+    """The report on a differential expression; `results` carries the rows of de.csv as `genes`."""
+    genes: Mapping[str, Genes] = results["genes"]
+    contrasts = _matched(rows_of(results, "contrasts", "name"), genes)
+    verdict = _record(results, "verdict")
+    truth = results.get("truth")
+    found = contrasts_table(contrasts, genes, _scale(results))
+    sections = [
+        Section("Verdict", [cards(answers(verdict, contrasts, genes)), found]),
+        Section("Genes", [genes_view(packed(contrasts, genes, truth))]),
+        Section("Truth beside the answer", [truth_table(contrasts, genes, truth)] if truth else []),
+        Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
+        Section("Can the inference be trusted?", _inference(rows_of(results, "diagnostics", "group"))),
+        Section("Which model was kept", _selection(rows_of(results, "selection", "model"))),
+        Section("Does the model fit the counts?", _checks(rows_of(results, "checks", "name", "x", "observed"))),
+        Section("Settings", _settings(results)),
+    ]
+    return Document(
+        _title(contrasts),
+        _summary(results, verdict, contrasts, genes),
+        [section for section in sections if section.blocks],
+        manifest,
+        style=_asset("de.css"),
+        script="(() => {\n" + _asset("de_draw.js") + _asset("de_page.js") + "})();",
+    )
+
+
+def _matched(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Sequence[Row]:
+    """The contrasts, each of which must have its genes."""
+    if not contrasts:
+        raise DataError("results.json holds no contrasts; run `vaerdict de` again.")
+    absent = [str(contrast["name"]) for contrast in contrasts if contrast["name"] not in genes]
+    if absent:
+        raise DataError(f"de.csv has no genes of {', '.join(absent)}, named in results.json; run `vaerdict de` again.")
+    return contrasts
+
+
+def _record(results: Row, name: str) -> Row:
+    value = results.get(name) or {}
+    if not isinstance(value, dict):
+        raise DataError(f"{name!r} in results.json is a {type(value).__name__}, not a record; run `vaerdict de` again.")
+    return value
+
+
+def _title(contrasts: Sequence[Row]) -> str:
+    what = contrasts[0]["name"] if len(contrasts) == 1 else f"{len(contrasts)} contrasts"
+    return f"Differential expression: {what}"
+
+
+def _summary(
+    results: Row, verdict: Row, contrasts: Sequence[Row], genes: Mapping[str, Genes]
+) -> list[str]:  # fmt: skip
+    said = [str(words) for words in verdict.get("words") or ()]
+    warnings = [f"Warning: {words}" for words in results.get("warnings") or () if str(words) not in said]
+    return [headline(verdict, contrasts, genes), *said, next_steps(verdict, _refits(results)), *warnings]
+
+
+def _refits(results: Row) -> int | None:
+    settings = _record(results, "settings")
+    return {**settings, **_record(settings, "effort")}.get("refits")
+
+
+def _scale(results: Row) -> str:
+    words = results.get("scale_words")
+    return f"LFC is on the {results.get('scale', 'model')} scale{f': {words}' if words else ''}."
+
+
+def _inference(rows: Sequence[Row]) -> list[Block]:
+    return [khat_picture(rows), diagnostics_table(rows)] if rows else []
+
+
+def _selection(rows: Sequence[Row]) -> list[Block]:
+    return [selection_table(rows)] if rows else []
+
+
+def _checks(rows: Sequence[Row]) -> list[Block]:
+    return [check_picture(row) for row in rows]
+
+
+def _settings(results: Row) -> list[Block]:
+    settings = {"seed": results.get("seed"), "scale": results.get("scale"), **_record(results, "settings")}
+    rows = [{"what": str(key), "value": flat(value)} for key, value in settings.items()]
+    stages = [{"what": str(key), "value": float(value)} for key, value in _record(results, "seconds").items()]
+    columns = (Column("what", "setting"), Column("value", "value"))
+    times = (Column("what", "stage"), Column("value", "seconds", 1))
+    return [
+        Table("settings", "Every option of this run", columns, rows, detail=True),
+        *([Table("seconds", "Where the time went", times, stages, detail=True)] if stages else []),
+    ]
+
+
+def _asset(name: str) -> str:
+    return (files("vaerdict.report") / name).read_text(encoding="utf-8")

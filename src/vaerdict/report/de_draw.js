@@ -1,0 +1,205 @@
+// Plots on canvas: a frame with axes, marks told apart by shape and colour, and a way to find the nearest mark.
+
+const MARGIN = { left: 52, right: 14, top: 12, bottom: 42 };
+const NOT_CALLED = 0, UP = 1, DOWN = 2;
+
+function steps(low, high, wanted) {
+  const raw = (high - low) / Math.max(wanted, 1), power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map(m => m * power).find(s => s >= raw);
+  const ticks = [];
+  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i += 1) ticks.push(i * step);
+  return { ticks, digits: Math.max(0, -Math.floor(Math.log10(step))) };
+}
+
+function range(values, around) {
+  let low = Infinity, high = -Infinity;
+  for (const v of values) if (v !== null && isFinite(v)) { if (v < low) low = v; if (v > high) high = v; }
+  for (const v of around) { low = Math.min(low, v); high = Math.max(high, v); }
+  const pad = (high - low || 1) * 0.04;
+  return [low - pad, high + pad];
+}
+
+function minus(text) { return text.replace("-", "\u2212"); }
+
+// A canvas made sharp for the screen, with axes and the two maps from data to pixels.
+function frame(canvas, spec) {
+  const width = canvas.clientWidth || 480, height = Math.round(Math.min(380, Math.max(250, width * 0.72)));
+  const ratio = window.devicePixelRatio || 1, pen = canvas.getContext("2d");
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  canvas.style.height = height + "px";
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  const look = getComputedStyle(canvas), colour = name => look.getPropertyValue(name).trim();
+  const box = { x0: MARGIN.left, x1: width - MARGIN.right, y0: height - MARGIN.bottom, y1: MARGIN.top };
+  const scale = (low, high, from, to) => v => from + (v - low) / (high - low) * (to - from);
+  const made = { pen, box, colour, spec, x: scale(...spec.xRange, box.x0, box.x1), y: scale(...spec.yRange, box.y0, box.y1) };
+  axes(made);
+  return made;
+}
+
+function axes({ pen, box, colour, spec, x, y }) {
+  pen.font = "12px system-ui, sans-serif";
+  pen.lineWidth = 1;
+  pen.strokeStyle = colour("--line");
+  pen.fillStyle = colour("--soft");
+  const across = steps(...spec.xRange, (box.x1 - box.x0) / 70), up = steps(...spec.yRange, (box.y0 - box.y1) / 55);
+  const name = (tick, digits, log) => minus(log ? powerOfTen(tick) : tick.toFixed(digits));
+  pen.textAlign = "center";
+  for (const tick of across.ticks) {
+    if (spec.xLog && tick % 1) continue;
+    rule(pen, x(tick), box.y0, x(tick), box.y1);
+    pen.fillText(name(tick, across.digits, spec.xLog), x(tick), box.y0 + 16);
+  }
+  pen.textAlign = "right";
+  for (const tick of up.ticks) {
+    rule(pen, box.x0, y(tick), box.x1, y(tick));
+    pen.fillText(name(tick, up.digits, false), box.x0 - 6, y(tick) + 4);
+  }
+  pen.fillStyle = colour("--ink");
+  pen.textAlign = "center";
+  pen.fillText(spec.xTitle, (box.x0 + box.x1) / 2, box.y0 + 35);
+  pen.save();
+  pen.translate(13, (box.y0 + box.y1) / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText(spec.yTitle, 0, 0);
+  pen.restore();
+}
+
+function powerOfTen(exponent) {
+  const e = Math.round(exponent);
+  return Math.abs(e) <= 3 ? String(Number((10 ** e).toPrecision(1))) : "1e" + e;
+}
+
+function rule(pen, xa, ya, xb, yb) {
+  pen.beginPath();
+  pen.moveTo(xa, ya);
+  pen.lineTo(xb, yb);
+  pen.stroke();
+}
+
+function dashed(made, xa, ya, xb, yb) {
+  const { pen, colour } = made;
+  pen.save();
+  pen.strokeStyle = colour("--ink");
+  pen.lineWidth = 1;
+  pen.setLineDash([5, 4]);
+  rule(pen, xa, ya, xb, yb);
+  pen.restore();
+}
+
+// Shape and colour both tell: dots are not called, triangles point to the side of the change.
+function mark(pen, x, y, kind, size) {
+  pen.beginPath();
+  if (kind === NOT_CALLED) {
+    pen.arc(x, y, size * 0.55, 0, 2 * Math.PI);
+  } else {
+    const way = kind === UP ? -1 : 1;
+    pen.moveTo(x, y + way * size * 1.15);
+    pen.lineTo(x - size, y - way * size * 0.75);
+    pen.lineTo(x + size, y - way * size * 0.75);
+    pen.closePath();
+  }
+}
+
+function colours(made) { return [made.colour("--quiet"), made.colour("--up"), made.colour("--down")]; }
+
+function scatter(made, data) {
+  const { pen } = made, tint = colours(made);
+  let drawn = 0;
+  for (const kind of [NOT_CALLED, DOWN, UP]) {
+    pen.fillStyle = tint[kind];
+    pen.globalAlpha = kind === NOT_CALLED ? 0.7 : 0.85;
+    for (let i = 0; i < data.x.length; i += 1) {
+      if (data.kind[i] !== kind || data.x[i] === null || data.y[i] === null) continue;
+      mark(pen, made.x(data.x[i]), made.y(data.y[i]), kind, 4);
+      pen.fill();
+      drawn += 1;
+    }
+  }
+  pen.globalAlpha = 1;
+  return drawn;
+}
+
+// Names beside the marks (above them where the marks lie in a row), in the order given, where there is room.
+function names(made, data, order, label) {
+  const { pen, box } = made, taken = [];
+  pen.font = "11px system-ui, sans-serif";
+  pen.fillStyle = made.colour("--ink");
+  pen.strokeStyle = made.colour("--paper");
+  pen.lineWidth = 3;
+  pen.lineJoin = "round";
+  pen.textAlign = "left";
+  for (const i of order) {
+    const text = label(i).slice(0, 14), width = pen.measureText(text).width;
+    const px = made.x(data.x[i]), py = made.y(data.y[i]);
+    const side = px + 7 + width < box.x1 ? px + 7 : px - 7 - width;
+    const left = data.above ? Math.min(Math.max(px - width / 2, box.x0), box.x1 - width) : side;
+    const spots = (data.above ? [-13, 16, 30] : [0]).map(dy => ({ a: left - 3, b: left + width + 3, y: py + dy }));
+    const spot = spots.find(s => !taken.some(t => s.a < t.b && t.a < s.b && Math.abs(s.y - t.y) < 13));
+    if (!spot) continue;
+    taken.push(spot);
+    pen.strokeText(text, left, spot.y + 4);
+    pen.fillText(text, left, spot.y + 4);
+  }
+}
+
+function ring(made, data, i) {
+  const { pen } = made, px = made.x(data.x[i]), py = made.y(data.y[i]);
+  pen.strokeStyle = made.colour("--ink");
+  pen.lineWidth = 2;
+  if (data.low && data.low[i] !== null && data.high[i] !== null) rule(pen, px, made.y(data.low[i]), px, made.y(data.high[i]));
+  if (data.left && data.left[i] !== null && data.right[i] !== null) rule(pen, made.x(data.left[i]), py, made.x(data.right[i]), py);
+  pen.beginPath();
+  pen.arc(px, py, 8, 0, 2 * Math.PI);
+  pen.stroke();
+}
+
+function copied(canvas) {
+  const copy = document.createElement("canvas");
+  [copy.width, copy.height] = [canvas.width, canvas.height];
+  copy.getContext("2d").drawImage(canvas, 0, 0);
+  return copy;
+}
+
+function restored(pen, copy) {
+  pen.save();
+  pen.resetTransform();
+  pen.clearRect(0, 0, copy.width, copy.height);
+  pen.drawImage(copy, 0, 0);
+  pen.restore();
+}
+
+function ribbon(made, x, low, high) {
+  const { pen, box } = made;
+  pen.save();
+  pen.beginPath();
+  pen.rect(box.x0, box.y1, box.x1 - box.x0, box.y0 - box.y1);
+  pen.clip();
+  pen.beginPath();
+  x.forEach((v, i) => pen[i ? "lineTo" : "moveTo"](made.x(v), made.y(high[i])));
+  for (let i = x.length - 1; i >= 0; i -= 1) pen.lineTo(made.x(x[i]), made.y(low[i]));
+  pen.closePath();
+  pen.globalAlpha = 0.25;
+  pen.fillStyle = made.colour("--up");
+  pen.fill();
+  pen.restore();
+}
+
+function line(made, x, y) {
+  const { pen } = made;
+  pen.beginPath();
+  x.forEach((v, i) => pen[i ? "lineTo" : "moveTo"](made.x(v), made.y(y[i])));
+  pen.strokeStyle = made.colour("--up");
+  pen.lineWidth = 2;
+  pen.stroke();
+}
+
+function nearest(made, data, px, py, reach) {
+  let best = -1, least = reach * reach;
+  for (let i = 0; i < data.x.length; i += 1) {
+    if (data.x[i] === null || data.y[i] === null) continue;
+    const distance = (made.x(data.x[i]) - px) ** 2 + (made.y(data.y[i]) - py) ** 2;
+    if (distance < least) { least = distance; best = i; }
+  }
+  return best;
+}

@@ -1,0 +1,136 @@
+"""The tables that a differential expression prints everywhere: contrasts, leading genes, groups, models and truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vaerdict.report.de_table import Genes, leading
+from vaerdict.report.de_words import percent, shared
+from vaerdict.report.summary import Row
+from vaerdict.report.tables import Column, Table
+
+
+def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str) -> Table:
+    """What was found in each contrast, by the model and by the raw counts alone."""
+    columns = [
+        Column("name", "contrast"),
+        Column("cells", "cells A, B"),
+        Column("samples", "samples A, B"),
+        Column("n", "genes called"),
+        Column("n_up", "up in A"),
+        Column("n_down", "down in A"),
+        Column("expected_fdr", "expected FDR, %", 2, 100),
+        Column("raw", "called by raw counts"),
+        Column("both", "called by both"),
+    ]
+    rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
+    columns = [c for c in columns if any(row.get(c.key) is not None for row in rows)]
+    deltas = sorted({c["delta"] for c in contrasts if c.get("delta") is not None})
+    note = "The raw-count columns use the same rule without a model, to show what the model adds."
+    if deltas:
+        sizes = " or ".join(f"{delta:g}" for delta in deltas)
+        note = f"A gene counts as differential if its LFC is at least {sizes} either way. {note}"
+    return Table("contrasts", "What was found", columns, rows, f"{scale} {note}")
+
+
+def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
+    raw = shared(genes) or (None, None)
+    up, down = _sides(genes)
+    expected = contrast.get("expected_fdr")
+    return {
+        "name": contrast["name"], "cells": _pair(contrast, "n_cells"), "samples": _pair(contrast, "n_samples"),
+        "n": up + down, "n_up": up, "n_down": down, "expected_fdr": None if expected is None else float(expected),
+        "raw": raw[0], "both": raw[1],
+    }  # fmt: skip
+
+
+def _sides(genes: Genes) -> tuple[int, int]:
+    down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
+    return sum(map(bool, genes["is_de"])) - down, down
+
+
+def _pair(contrast: Row, name: str) -> str | None:
+    a, b = contrast.get(f"{name}_a"), contrast.get(f"{name}_b")
+    return None if a is None or b is None else f"{a:,}, {b:,}"
+
+
+def top_table(contrast: Row, genes: Genes, n: int) -> Table:
+    """The leading genes of a contrast."""
+    columns = [
+        Column("gene", "gene"), Column("lfc_mean", "LFC", 2, signed=True), Column("lfc_low", "low", 2, signed=True),
+        Column("lfc_high", "high", 2, signed=True), Column("prob_de", "P(DE)", 3), Column("q_value", "q", 4),
+        Column("raw_lfc", "raw LFC", 2, signed=True),
+    ]  # fmt: skip
+    rows = leading(genes, n)
+    columns = [c for c in columns if c.key in genes]
+    caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"
+    return Table(f"top-{contrast['name']}", caption, columns, rows)
+
+
+def diagnostics_table(rows: Sequence[Row]) -> Table:
+    """k-hat and effective draws of each group."""
+    columns = [
+        Column("group", "group"),
+        Column("n_cells", "cells"),
+        Column("khat_encoder", "k-hat, encoder alone"),
+        Column("khat", "k-hat, refined"),
+        Column("share_ok", "cells in order, %", 1, 100),
+        Column("ess", "effective share of draws, %", 1, 100),
+    ]
+    note = "k-hat measures how heavy the tail of the importance weights is; at most 0.7 is in order."
+    return Table("diagnostics", "The importance weights, group by group", columns, [dict(row) for row in rows], note)
+
+
+def selection_table(rows: Sequence[Row]) -> Table:
+    """The models that were tried; the one kept is marked."""
+    columns = [
+        Column("model", "model"),
+        Column("seed", "seed"),
+        Column("evidence_own", "log evidence, own encoder"),
+        Column("evidence_refined", "log evidence, refined"),
+        Column("khat", "k-hat"),
+        Column("epochs", "epochs"),
+        Column("kept", "kept"),
+    ]
+    body = [{**row, "kept": "kept" if row.get("chosen") else ""} for row in rows]
+    note = "The model with the largest refined evidence of held-out cells is kept." if len(rows) > 1 else ""
+    return Table("selection", "The models that were fitted", columns, body, note)
+
+
+def truth_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], truth: Mapping[str, Any]) -> Table:
+    """True and false discoveries where the truth is known, with how often the intervals hold it."""
+    columns = [
+        Column("name", "contrast"),
+        Column("called", "genes called"),
+        Column("true", "true discoveries"),
+        Column("false", "false discoveries"),
+        Column("fdp", "false, %", 1, 100),
+        Column("missed", "missed"),
+        Column("coverage", "intervals that hold the truth, %", 1, 100),
+    ]
+    known = [contrast for contrast in contrasts if contrast["name"] in truth]
+    rows = [_truth_row(contrast, genes[contrast["name"]], truth[contrast["name"]]) for contrast in known]
+    levels = {contrast["level"] for contrast in known if contrast.get("level") is not None}
+    note = f"The rate asked for was {percent(levels.pop())}." if len(levels) == 1 else ""
+    return Table("truth", "The data were simulated, so the answer can be checked", columns, rows, note)
+
+
+def _truth_row(contrast: Row, genes: Genes, truth: Mapping[str, float]) -> dict[str, Any]:
+    delta = contrast.get("delta") or 0.0
+    rows = [
+        (bool(flag), abs(truth[gene]) > delta, low <= truth[gene] <= high if None not in (low, high) else None)
+        for gene, flag, low, high in zip(
+            genes["gene"], genes["is_de"], genes["lfc_low"], genes["lfc_high"], strict=True
+        )
+        if gene in truth
+    ]  # fmt: skip
+    right = sum(flag and real for flag, real, _ in rows)
+    called = sum(flag for flag, _, _ in rows)
+    inside = [held for _, _, held in rows if held is not None]
+    return {
+        "name": contrast["name"], "called": called, "true": right, "false": called - right,
+        "fdp": (called - right) / called if called else None,
+        "missed": sum(real and not flag for flag, real, _ in rows),
+        "coverage": sum(inside) / len(inside) if inside else None,
+    }  # fmt: skip

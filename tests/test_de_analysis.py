@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+from checks import assert_mean
+from vaerdict import de
+from vaerdict.core import SettingError
+from vaerdict.de import answers, checks, replicates, run
+from vaerdict.de.parts import Parts
+from vaerdict.de.plan import Labels, contrasts
+
+ad = pytest.importorskip("anndata")
+pd = pytest.importorskip("pandas")
+
+CHANGED = 6
+"""Genes whose rate differs between the groups, threefold, the first half up."""
+
+
+def simulated(n: int = 240, genes: int = 40, *, seed: int = 0, null: bool = False) -> Any:
+    """Negative binomial counts of groups A, B and C; six samples in each of A and B's cells, two batches."""
+    rng = np.random.default_rng(seed)
+    group = np.array(["A", "B", "C"])[np.arange(n) % 3]
+    rate = np.exp(rng.normal(1.0, 0.5, size=genes)) * np.exp(rng.normal(0, 0.2, size=(n, 1)))
+    if not null:
+        rate[:, : CHANGED // 2] *= np.where(group == "A", 4.0, 1.0)[:, None]
+        rate[:, CHANGED // 2 : CHANGED] *= np.where(group == "A", 0.25, 1.0)[:, None]
+    counts = rng.poisson(rng.gamma(5.0, rate / 5.0))
+    obs = {
+        "group": group,
+        "sample": [f"{g}{i % 4}" for i, g in zip(np.arange(n) // 3, group, strict=True)],
+        "type": np.where(np.arange(n) // 3 % 2 == 0, "t", "u"),
+        "batch": np.where(rng.random(n) < 0.5, "x", "y"),
+    }
+    frame = pd.DataFrame(obs, index=[f"c{i}" for i in range(n)])
+    return ad.AnnData(counts.astype(np.float32), obs=frame, var=pd.DataFrame(index=[f"g{i}" for i in range(genes)]))
+
+
+FAST = {"quick": True, "n_draws": 100}
+
+
+@pytest.fixture(scope="module")
+def answer() -> de.DEResult:
+    return de.differential_expression(simulated(), "group", "A", "B", objectives=["VAE", "IWAE"], refits=2, **FAST)
+
+
+def test_changed_genes_are_found_with_their_direction(answer):
+    table = answer.table.set_index("gene")
+    up, down = [f"g{i}" for i in range(3)], [f"g{i}" for i in range(3, 6)]
+    assert table.loc[up + down, "is_de"].all()
+    assert table.loc[up, "lfc_mean"].to_numpy() == pytest.approx([2] * 3, abs=0.6)
+    assert table.loc[down, "lfc_mean"].to_numpy() == pytest.approx([-2] * 3, abs=0.6)
+    assert table["is_de"].sum() <= 8
+    assert table.loc[up + down, "raw_is_de"].all()
+    assert set(answer.discoveries().gene.head(6)) == set(up + down)
+
+
+def test_the_table_has_the_documented_columns(answer):
+    assert list(answer.table.columns) == list(answers.COLUMNS)
+    assert (answer.table.lfc_low <= answer.table.lfc_high).all()
+    assert answer.table[["prob_de", "q_value", "mcse"]].notna().all(axis=None)
+
+
+def test_the_results_follow_the_contract(answer):
+    found = answer.results
+    assert found["experiment"] == "de"
+    assert {"certified", "caution", "refused"} >= {answer.verdict["inference"]}
+    (contrast,) = found["contrasts"]
+    assert contrast["n_up"] + contrast["n_down"] == contrast["n_discoveries"] == answer.table.is_de.sum()
+    assert contrast["expected_fdr"] <= 0.05
+    curve = contrast["fdr_curve"]
+    assert curve["k"][-1] == 40
+    assert all(low <= high for low, high in zip(curve["low"], curve["high"], strict=True))
+    assert sum(row["chosen"] for row in found["selection"]) == 1
+    assert {row["model"] for row in found["selection"]} == {"VAE", "IWAE"}
+    best = max(found["selection"], key=lambda row: row["evidence_refined"])
+    assert best["chosen"]
+    assert [check["name"] for check in found["checks"]] == ["zeros", "variance", "library"]
+    assert {row["group"] for row in found["diagnostics"]} == {"A", "B"}
+    assert any("Cells are treated as replicates" in words for words in answer.warnings)
+    json.dumps(found)
+
+
+def test_groups_of_the_same_population_give_no_discoveries():
+    found = de.differential_expression(simulated(null=True, seed=1), "group", "A", "B", **FAST)
+    assert found.table.is_de.sum() == 0
+
+
+def test_one_against_the_rest_within_types_and_samples_at_once():
+    adata = simulated(n=360)
+    found = de.differential_expression(
+        adata, "group", "A", within="type", sample_key="sample", batch_key="batch", n_top_genes=None, **FAST
+    )
+    rows = found.results["contrasts"]
+    assert [row["name"] for row in rows] == ["A vs rest within t", "A vs rest within u"]
+    assert [row["n_samples_a"] for row in rows] == [2, 2]
+    assert found.verdict["replicates"] == "samples"
+    assert not any("Cells are treated" in words for words in found.warnings)
+    for row in rows:
+        assert set(found.discoveries(row["name"]).gene.head(4)) <= {f"g{i}" for i in range(6)}
+
+
+def test_a_stopped_run_goes_on_to_the_identical_file(tmp_path, monkeypatch):
+    adata, options = simulated(n=150), {"refits": 2, **FAST}
+    whole = de.differential_expression(adata, "group", "A", "B", out=tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+
+        def killed(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(answers, "still_averages", killed)
+        with pytest.raises(KeyboardInterrupt):
+            de.differential_expression(adata, "group", "A", "B", out=tmp_path / "stopped", **options)
+    assert not (tmp_path / "stopped" / "de.csv").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(answers, "joint_averages", killed)  # that stage was stored and is not done again
+        de.differential_expression(adata, "group", "A", "B", out=tmp_path / "stopped", **options)
+    first, second = ((tmp_path / name / "de.csv").read_bytes() for name in ("whole", "stopped"))
+    assert first == second
+    read_back = pd.read_csv(tmp_path / "whole" / "de.csv")
+    assert read_back.lfc_mean.to_numpy() == pytest.approx(whole.table.lfc_mean.to_numpy())
+    with pytest.raises(SettingError, match="differs in settings; choose another folder"):
+        de.differential_expression(adata, "group", "A", "B", out=tmp_path / "whole", delta=1.0, **options)
+
+
+def test_saved_files_are_whole_and_scanpy_reads_them(answer, tmp_path):
+    answer.save(tmp_path)
+    assert {"de.csv", "results.json", "latent.h5ad", "manifest.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("partial-*"))
+    latent = ad.read_h5ad(tmp_path / "latent.h5ad")
+    assert latent.obsm["X_vaerdict"].shape == (160, 10)
+    assert set(latent.obs["group"]) == {"A", "B"}
+    assert len(json.loads((tmp_path / "manifest.json").read_text())["data_sha256"]) == 64
+
+
+def test_scanpy_reads_the_ranking(answer):
+    scanpy = pytest.importorskip("scanpy")
+    adata = simulated()
+    answer.to_scanpy(adata)
+    frame = scanpy.get.rank_genes_groups_df(adata, "A")
+    assert set(frame.names.head(3)) == {"g0", "g1", "g2"}
+    assert set(frame.names.tail(3)) == {"g3", "g4", "g5"}
+    assert frame.scores.is_monotonic_decreasing
+
+
+def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
+    rivals = pytest.importorskip("vaerdict.experiments.rivals")
+    scvi = pytest.importorskip("scvi")
+    adata = simulated(n=150)
+    with rivals.contained(0):
+        scvi.model.SCVI.setup_anndata(adata, batch_key="batch")
+        model = scvi.model.SCVI(adata)
+        model.train(max_epochs=30, accelerator="cpu", enable_progress_bar=False, logger=False)
+    found = de.differential_expression(adata, "group", "A", "B", model=model, refits=5, out=tmp_path, **FAST)
+    assert found.results["settings"]["model"] == "SCVI"
+    assert found.results["settings"]["effort"]["refits"] == 0
+    assert [row["model"] for row in found.results["selection"]] == ["SCVI"]
+    assert any("its own error is not assessed" in words for words in found.warnings)
+    assert all(row["khat"] < row["khat_encoder"] for row in found.results["diagnostics"])
+    assert set(found.table.nlargest(3, "lfc_mean").gene) == {"g0", "g1", "g2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "log"}, "scale='log' is not one of centred, proportion, pair"),
+        ({"scale": "pair", "sample_key": "sample"}, "choose one of them"),
+        ({"delta": 0.0}, "delta=0.0 must be positive"),
+        ({"level": 1.5}, "strictly between 0 and 1"),
+        ({"objectives": ["GAN"]}, "objectives .*GAN"),
+        ({"refits": 1}, "at least two, or 0"),
+        ({"n_draws": 0}, "n_draws=0"),
+        ({"sample_key": "donor"}, "sample_key='donor' is no column"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(options, message):
+    with pytest.raises(SettingError, match=message):
+        de.differential_expression(simulated(n=30), "group", "A", "B", **options)
+
+
+# -------------------------------------------------------------------------------------------------- replicates
+def test_shrunken_variances_recover_their_prior():
+    rng = np.random.default_rng(0)
+    df0, s0, df, n = 8.0, 0.3, 4, 20_000
+    variance = df0 * s0 / rng.chisquare(df0, n)
+    seen = torch.from_numpy(variance * rng.chisquare(df, n) / df)
+    found = replicates.shrink(seen, df)
+    assert found.df - df == pytest.approx(df0, rel=0.1)
+    prior = (found.variance * found.df - df * seen) / (found.df - df)
+    assert prior.mean().item() == pytest.approx(s0, rel=0.05)
+
+
+def test_inverse_trigamma():
+    for y in (0.3, 1.0, 7.0):
+        assert replicates._inverse_trigamma(float(special.polygamma(1, y))) == pytest.approx(y)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_intervals_between_samples_cover_what_is_constant_across_individuals(paired):
+    """Between samples genes vary by 0.3; 90 % intervals of the fold change cover zero in 90 % of 4000 genes."""
+    rng, genes, n = np.random.default_rng(1), 4000, 4
+    own = rng.normal(0, 2.0, (n, genes)) if paired else np.zeros((n, genes))
+
+    def side(name: str) -> dict[str, torch.Tensor]:
+        y = own + rng.normal(0, 0.3, (n, genes))
+        keys = [f"s{i}" if paired else f"{name}{i}" for i in range(n)]
+        return {key: torch.from_numpy(2.0**row).expand(800, -1) for key, row in zip(keys, y, strict=True)}
+
+    effect = replicates.replicate_effect(side("a"), side("b"), de.PROPORTION, seed=0)
+    low, high = effect.lfc.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64), 0)
+    inside = ((low <= 0) & (high >= 0)).double()
+    assert_mean(inside, 0.9, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(((low + 0.1 <= 0) & (high - 0.1 >= 0)).double(), 0.9, rate=1e-6)
+
+
+def test_three_refits_do_not_make_an_unknown_gene_look_changed():
+    """True change zero, refits vary by one: three points on both sides of zero would be sure of a change."""
+    rng = np.random.default_rng(3)
+    means = [torch.from_numpy(rng.normal(0, 1.0, 2000)) for _ in range(3)]
+    draws = replicates.spread(means, 2000, seed=0)
+    assert draws.mean(1).std().item() < 0.1
+    assert (draws.abs() >= 0.5).double().mean(0).max().item() < 0.9
+    inside = (draws.abs() < 1.645).double().mean(0)
+    assert inside.mean().item() == pytest.approx(0.9, abs=0.02)
+    points = torch.stack(means) - torch.stack(means).mean(0)
+    assert (points.abs() >= 0.5).all(0).double().mean().item() > 0.1  # as the refits stand, many would
+
+
+# ------------------------------------------------------------------------------------------------------ checks
+def test_a_right_model_passes_the_checks_and_one_without_overdispersion_does_not():
+    rng = np.random.default_rng(2)
+    rate = np.exp(rng.normal(1.0, 0.5, size=300))
+
+    def draw(size: tuple[int, ...]) -> torch.Tensor:
+        return torch.from_numpy(rng.poisson(rng.gamma(1.0, rate, size=(*size, 300)))).float()
+
+    observed, right = draw((200,)), draw((40, 200))
+    wrong = torch.from_numpy(rng.poisson(rate, size=(40, 200, 300))).float()
+    assert all(check["ok"] for check in checks.predictive_checks(observed, right))
+    assert [check["name"] for check in checks.predictive_checks(observed, wrong) if not check["ok"]][:2] == [
+        "zeros",
+        "variance",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- parts
+def test_calls_are_made_over_all_contrasts_together():
+    sure = {"prob_de": torch.full((9,), 0.999), "lfc_mean": torch.ones(9)}
+    unsure = {"prob_de": torch.full((9,), 0.94), "lfc_mean": torch.ones(9)}
+    parts = [
+        {**part, "raw_prob_de": part["prob_de"], "raw_lfc": part["lfc_mean"], "q_value": torch.ones(9)}
+        for part in (sure, unsure)
+    ]
+    first, second = answers.together(parts, 0.05)
+    assert first["is_de"].all()
+    assert second["is_de"].all()  # at 0.06 alone none would be
+    assert second["q_value"].max().item() == pytest.approx((9 * 0.001 + 9 * 0.06) / 18)
+    assert second["q_value_contrast"].tolist() == [1.0] * 9
+
+
+def test_stages_come_back_as_they_were_stored(tmp_path):
+    name, value = "a\0b / <é>", torch.arange(3.0)
+    parts = Parts.of(tmp_path, {"data": "x"})
+    parts.stage("s", lambda: {name: value})
+
+    def again() -> dict[str, torch.Tensor]:
+        raise AssertionError("made twice")
+
+    assert parts.stage("s", again)[name].tolist() == [0, 1, 2]
+    with pytest.raises(SettingError, match="differs in data"):
+        Parts.of(tmp_path, {"data": "y"})
+
+
+def test_groups_compared_are_numbered_and_others_are_not():
+    labels = Labels("group", np.array(["A", "B", "C"] * 3, dtype=object))
+    pair, rest = contrasts(labels, [("A", "B")], []), contrasts(labels, [("A", None)], [])
+    assert run._groups(labels.group, pair).tolist() == [0, 1, -1] * 3
+    assert run._groups(labels.group, rest).min() >= 0

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from test_de_analysis import simulated
+from vaerdict import cli, cli_de
+from vaerdict.core import SettingError
+from vaerdict.de import COLUMNS
+
+pytest.importorskip("anndata")
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `vaerdict de ...` in this process; returns exit code, stdout, stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vaerdict", "de", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path):
+    simulated(n=120).write_h5ad(tmp_path / "data.h5ad")
+    return tmp_path / "data.h5ad"
+
+
+def test_help_documents_every_column_and_has_an_example(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    assert all(name in out for name in COLUMNS)
+    assert "Example:" in out
+    assert "--sample-key" in out
+
+
+def test_a_run_writes_its_folder_and_says_the_verdict_first(command, data, tmp_path):
+    out_dir = tmp_path / "run"
+    words = (data, "--groupby", "group", "--groups", "A", "B", "--quick", "--device", "cpu", "--out", out_dir)
+    code, out, err = command(*words)
+    assert (code, err) == (0, "")
+    assert "genes are called in A vs B at an expected FDR of 0.05" in out.splitlines()[0]
+    assert "k-hat" in out
+    assert "g0" in out
+    assert {"de.csv", "results.json", "manifest.json", "latent.h5ad", "report.html"} <= {
+        path.name for path in out_dir.iterdir()
+    }
+    first = (out_dir / "de.csv").read_bytes()
+    code, out, _ = command(*words, "--json")  # goes on from the finished parts
+    assert code == 0
+    assert json.loads(out)["contrasts"][0]["name"] == "A vs B"
+    assert (out_dir / "de.csv").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--groupby", "grp", "--groups", "A", "B"), "groupby='grp' is no column of obs"),
+        (("--groupby", "group", "--groups", "A", "Z"), "is no group of 'group'"),
+        (("--groupby", "group"), "name two with --groups"),
+        (("--groupby", "group", "--groups", "A", "B", "--scale", "ln"), "scale='ln'"),
+        (("--groupby", "group", "--groups", "A", "B", "--model", "nowhere"), "nowhere holds no model.pt"),
+        (("--groupby", "group", "--groups", "A", "B", "--layer", "raw"), "layer='raw' is not there"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(command, data, tmp_path, words, message):
+    code, _, err = command(data, *words, "--out", tmp_path / "bad")
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "bad" / "de.csv").exists()
+
+
+def test_a_missing_file_is_named(command, tmp_path):
+    code, _, err = command(tmp_path / "no.h5ad", "--groupby", "group", "--groups", "A", "B")
+    assert code == 2
+    assert "does not exist" in err
+
+
+def test_groups_on_the_command_line_become_pairs():
+    assert cli_de.pairs_of(["A", "B"], False) == [("A", "B")]
+    assert cli_de.pairs_of(["A", "B", "C"], False) == [("A", "B"), ("A", "C"), ("B", "C")]
+    assert cli_de.pairs_of(["A"], False) == [("A", None)]
+    assert cli_de.pairs_of(["A", "B"], True) == [("A", None), ("B", None)]
+    assert cli_de.pairs_of([], True) is None
+    with pytest.raises(SettingError, match="--one-vs-rest"):
+        cli_de.pairs_of([], False)

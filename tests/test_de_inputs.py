@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from vaerdict.core import DataError, SettingError, VaerdictError
+from vaerdict.de import inputs, plan
+
+ad = pytest.importorskip("anndata")
+pd = pytest.importorskip("pandas")
+
+
+def small(n: int = 60, genes: int = 8, seed: int = 0) -> Any:
+    """Counts of two groups, A and B, with two samples and two types in each."""
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(3.0, size=(n, genes)).astype(np.float32)
+    obs = pd.DataFrame(
+        {
+            "group": ["A", "B"] * (n // 2),
+            "type": ["t", "t", "u", "u"] * (n // 4),
+            "sample": [f"s{i % 6}" for i in range(n)],
+        },
+        index=[f"c{i}" for i in range(n)],
+    )
+    return ad.AnnData(counts, obs=obs, var=pd.DataFrame(index=[f"g{i}" for i in range(genes)]))
+
+
+def read(adata: Any, **options: Any) -> inputs.Counts:
+    labels = plan.Labels("group", inputs.column(adata, options.pop("groupby", "group"), role="groupby"))
+    pairs = plan.asked(labels, options.pop("group_a", "A"), options.pop("group_b", "B"), None)
+    found = plan.contrasts(labels, pairs, [])
+    rows = plan.compared_cells(found)
+    groups = np.unique(labels.group[rows].astype(str), return_inverse=True)[1]
+    return inputs.read_counts(adata, rows, groups, **options)
+
+
+def changed(change: Callable[[Any], Any]) -> Any:
+    adata = small()
+    return change(adata) or adata
+
+
+def filled(value: float) -> Callable[[Any], None]:
+    def change(adata: Any) -> None:
+        adata.X[3, 2] = value
+
+    return change
+
+
+def normalised(logged: bool) -> Callable[[Any], None]:
+    def change(adata: Any) -> None:
+        share = 1e4 * adata.X / adata.X.sum(1, keepdims=True)
+        adata.layers["counts"] = adata.X.copy()
+        adata.X = np.log1p(share) if logged else share
+
+    return change
+
+
+def few_of_b(adata: Any) -> Any:
+    return adata[np.r_[np.flatnonzero(adata.obs.group == "A"), np.flatnonzero(adata.obs.group == "B")[:2]]].copy()
+
+
+BAD = {
+    "missing column": (lambda a: None, {"groupby": "grop"}, SettingError, "no column of obs .did you mean 'group'"),
+    "unknown group": (lambda a: None, {"group_b": "C"}, SettingError, "group_b='C' is no group.*there are A, B"),
+    "equal groups": (lambda a: None, {"group_b": "A"}, SettingError, "both 'A'"),
+    "group_b alone": (lambda a: None, {"group_a": None}, SettingError, "without group_a"),
+    "too few cells": (few_of_b, {}, SettingError, "group 'B' has 2 cells; at least 3"),
+    "negative": (filled(-1), {}, DataError, r"negative values \(down to -1\)"),
+    "not whole": (filled(1.5), {}, DataError, "no whole numbers, such as 1.5; start from the raw counts"),
+    "NaN": (filled(np.nan), {}, DataError, "1 values that are NaN"),
+    "infinite": (filled(np.inf), {}, DataError, "1 values that are NaN or infinite"),
+    "log-normalised": (normalised(True), {}, DataError, "log-normalised values .*10000.*layer of raw counts .*counts"),
+    "normalised": (normalised(False), {}, DataError, "holds normalised values .*10000 in every cell"),
+    "no such layer": (normalised(True), {"layer": "cuonts"}, SettingError, "did you mean 'counts'"),
+    "no genes": (lambda a: a[:, :0].copy(), {}, DataError, "60 cells and 0 genes"),
+    "rare genes": (lambda a: None, {"min_cells": 99}, DataError, "0 genes are seen in at least 99 cells"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_with_its_remedy(case):
+    change, options, kind, message = BAD[case]
+    with pytest.raises(kind, match=message):
+        read(changed(change), **options)
+
+
+def test_good_input_passes():
+    counts = read(small())
+    assert counts.genes == [f"g{i}" for i in range(8)]
+    assert counts.warnings == []
+    assert len(counts.cells) == 60
+
+
+KINDS = {
+    "dense float32": lambda x: x,
+    "dense int": lambda x: x.astype(np.int64),
+    "csr": sparse.csr_matrix,
+    "csr int": lambda x: sparse.csr_matrix(x.astype(np.int32)),
+    "csc": sparse.csc_matrix,
+    "csr array": sparse.csr_array,
+    "float64": lambda x: x.astype(np.float64),
+}
+
+
+@pytest.mark.parametrize("backed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_matrix_gives_the_same_counts(kind, backed, tmp_path):
+    adata = small()
+    truth = adata.X.copy()
+    adata.X = KINDS[kind](adata.X)
+    if backed:
+        adata.write_h5ad(tmp_path / "a.h5ad")
+        adata = inputs.open_data(tmp_path / "a.h5ad")
+    found = read(adata).tensor().numpy()
+    assert found.dtype == np.float32
+    assert np.array_equal(found, truth)
+
+
+def test_a_layer_takes_the_place_of_x():
+    adata = changed(normalised(True))
+    assert np.array_equal(read(adata, layer="counts").tensor().numpy(), adata.layers["counts"])
+
+
+def test_empty_cells_and_rare_genes_are_left_out_and_said():
+    adata = small()
+    adata.X[4] = 0
+    adata.X[:, 5] = 0
+    adata.X[7, 5] = 2  # in one cell only
+    counts = read(adata)
+    assert "g5" not in counts.genes
+    assert 4 not in counts.cells
+    assert counts.warnings == ["1 of 60 cells have no counts in the genes compared; left out."]
+    assert counts.selection == "7 of 8 genes: seen in at least 3 cells of a group"
+
+
+def test_genes_of_one_name_are_told_apart():
+    adata = small()
+    adata.var_names = ["a", "b", "a", "a-1", "a", "c", "d", "e"]
+    counts = read(adata)
+    assert counts.genes == ["a", "b", "a-2", "a-1", "a-3", "c", "d", "e"]
+    assert "2 genes had the name of another" in counts.warnings[0]
+
+
+def test_variable_genes_are_chosen_and_failure_is_said(monkeypatch):
+    adata = small(genes=40)
+    adata.X[:, 7] = 6 * (np.arange(60) % 2)  # the same mean as the others
+    adata.X[:, 11] = 12 * (np.arange(60) % 4 == 0)
+    counts = read(adata, n_top_genes=5)
+    assert len(counts.genes) == 5
+    assert {"g7", "g11"} <= set(counts.genes)
+    assert "5 most variable (seurat_v3)" in counts.selection
+    scanpy = pytest.importorskip("scanpy")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("near singularities")
+
+    monkeypatch.setattr(scanpy.pp, "highly_variable_genes", fail)
+    counts = read(adata, n_top_genes=5)
+    assert len(counts.genes) == 40
+    assert "near singularities" in counts.selection
+
+
+def broken(tmp_path: Any, case: str) -> Any:
+    path = tmp_path / f"{case}.h5ad"
+    if case == "empty":
+        path.write_bytes(b"")
+    elif case == "text":
+        path.write_text("gene,cell\n1,2\n")
+    elif case == "truncated":
+        small().write_h5ad(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("absent", "does not exist"),
+        ("empty", "is empty"),
+        ("text", "cannot be read as .h5ad"),
+        ("truncated", "cannot be read as .h5ad .*cut short"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path, case, message):
+    path = broken(tmp_path, case)
+    with pytest.raises(DataError, match=message):
+        inputs.open_data(path)
+
+
+def labels(adata: Any, **keys: str) -> plan.Labels:
+    found = {name: inputs.column(adata, key, role=name) for name, key in keys.items()}
+    return plan.Labels("group", inputs.column(adata, "group", role="groupby"), **found)
+
+
+def test_within_makes_a_contrast_of_each_type_and_says_which_it_leaves_out():
+    adata, said = small(), []
+    adata.obs["type"] = adata.obs["type"].astype(object)
+    adata.obs.loc[adata.obs_names[:2], "type"] = "rare"
+    found = plan.contrasts(labels(adata, within="type"), [("A", "B")], said)
+    assert [c.name for c in found] == ["A vs B within t", "A vs B within u"]
+    assert len(said) == 1
+    assert "within rare has 1 cells" in said[0]
+
+
+def test_samples_are_the_units_and_too_few_are_refused():
+    adata = small()
+    (found,) = plan.contrasts(labels(adata, sample="sample"), [("A", "B")], [])
+    assert sorted(found.a.samples) == ["s0", "s2", "s4"]
+    adata.obs["sample"] = ["one"] * 60
+    with pytest.raises(SettingError, match="1 samples of 3 cells or more; samples as replicates need at least 2"):
+        plan.contrasts(labels(adata, sample="sample"), [("A", "B")], [])
+
+
+def test_one_against_the_rest_and_all_pairs():
+    known = labels(small())
+    assert plan.asked(known, None, None, None) == [("A", None), ("B", None)]
+    assert plan.all_pairs(["A", "B", "C"]) == [("A", "B"), ("A", "C"), ("B", "C")]
+    first, second = plan.contrasts(known, [("A", None), ("B", None)], [])
+    assert first.name == "A vs rest"
+    assert first.a.cells.tolist() == second.b.cells.tolist()
+
+
+def test_cells_without_a_label_are_in_no_group():
+    adata = small()
+    adata.obs["group"] = adata.obs["group"].astype(object)
+    adata.obs.loc[adata.obs_names[:6], "group"] = None
+    known = labels(adata)
+    (found,) = plan.contrasts(known, [("A", None)], [])
+    assert min(found.b.cells.tolist()) >= 6
+    assert known.atoms()[:6].tolist() == [-1] * 6
+
+
+def test_batches_become_columns():
+    hot, names = inputs.one_hot(np.array(["x", "y", "x"], dtype=object), role="batch_key")
+    assert names == ["x", "y"]
+    assert hot.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert inputs.one_hot(np.array(["x", "x"], dtype=object), role="batch_key")[0].shape == (2, 0)
+    with pytest.raises(VaerdictError, match="1 of 2 cells have no batch_key"):
+        inputs.one_hot(np.array(["x", None], dtype=object), role="batch_key")

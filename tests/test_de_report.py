@@ -1,0 +1,489 @@
+"""The report on differential expression from a made-up run whose right answers are known, also in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import test_report
+from de_toys import COLUMNS, DELTA, HOSTILE, NAMES, run_in
+from vaerdict.core import DataError
+from vaerdict.report import de_table, document, markdown, render, text
+from vaerdict.report.de_plots import check_picture, khat_picture
+from vaerdict.report.de_table import MEASURES, read, script_safe
+from vaerdict.report.de_words import headline, next_steps
+from vaerdict.report.page import page as html_page
+from vaerdict.report.render import load
+
+
+class Outline(test_report.Outline):
+    """Also the content of every script."""
+
+    VOID = ("meta", "br", "input")
+
+    def __init__(self, source: str) -> None:
+        self.scripts: list[str] = []
+        super().__init__(source)
+
+    def handle_data(self, data: str) -> None:
+        super().handle_data(data)
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+
+    def count(self, *names: str) -> int:
+        return sum(self.tags[name] for name in names)
+
+
+def outline(folder: Path) -> Outline:
+    """The page of a run without its still pictures, which take their time."""
+    report = load(folder)
+    return Outline(html_page(report, {picture.name: "" for picture in report.pictures()}))
+
+
+def csv_rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "de.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A rendered run, shared by the tests that only look at it."""
+    folder = run_in(tmp_path_factory.mktemp("de"))
+    render(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(run) -> Outline:
+    return Outline((run / "report.html").read_text(encoding="utf-8"))
+
+
+# ------------------------------------------------------------------------------------------------------ the page
+def test_page_is_one_file_that_loads_nothing(page, run):
+    assert page.count("h1") == 1
+    assert page.count("link", "img", "iframe", "object", "embed", "base") == 0
+    assert not any("src" in attributes for _, attributes in page.attributes)
+    hrefs = [a[key] for _, a in page.attributes for key in ("href", "xlink:href") if key in a]
+    assert all(address.startswith(("#", "data:image/png")) for address in hrefs)
+    source = (run / "report.html").read_text(encoding="utf-8")
+    assert "https:" not in source
+    assert "http:" not in source
+    assert {p.name for p in (run / "figures").glob("*.svg")} == {
+        "khat.svg", "check-zeros.svg", "check-variance.svg", "check-library.svg"
+    }  # fmt: skip
+
+
+def test_only_our_own_script_may_run(page):
+    policy = next(a["content"] for tag, a in page.attributes if tag == "meta" and a.get("http-equiv"))
+    kinds = [a.get("type") for tag, a in page.attributes if tag == "script"]
+    assert kinds == ["application/json", None]
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def test_the_script_never_writes_markup(page):
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", page.scripts[1])
+
+
+def test_verdict_comes_first_and_in_words(page):
+    calls = "The inference is certified; the model fits; cells are the replicates; "
+    assert calls in page.text
+    order = [
+        page.text.index(word) for word in (calls, "What to do next: The list can be used", "Warning: cells", "Genes")
+    ]
+    assert order == sorted(order)
+    for answer in ("Certified", "It fits", "Cells", "calls in 3 contrasts"):
+        assert answer in page.text
+
+
+def test_page_can_be_used_without_eyes_and_without_a_mouse(page):
+    ids = [a["id"] for _, a in page.attributes if "id" in a]
+    assert len(ids) == len(set(ids))
+    canvases = [a for tag, a in page.attributes if tag == "canvas"]
+    assert len(canvases) == 4
+    assert all(a["tabindex"] == "0" and a["aria-describedby"] in ids for a in canvases)
+    assert all(len(a["aria-label"] or "") > 40 for tag, a in page.attributes if tag == "svg")
+    labelled = {a.get("for") for tag, a in page.attributes if tag == "label"}
+    assert "de-contrast" in labelled
+    for measure in MEASURES:
+        assert f"{measure.title} ({measure.key})" in page.text
+
+
+def test_numbers_of_the_page_are_those_of_the_file(page, run):
+    data = json.loads(page.scripts[0])
+    flags = {"True": True, "False": False}
+    for contrast in data["contrasts"]:
+        rows = [row for row in csv_rows(run) if row["contrast"] == contrast["name"]]
+        assert contrast["columns"]["gene"] == [row["gene"] for row in rows]
+        assert contrast["columns"]["is_de"] == [flags[row["is_de"]] for row in rows]
+        for key in set(contrast["columns"]) - {"gene", "is_de", "raw_is_de"}:
+            np.testing.assert_allclose(contrast["columns"][key], [float(row[key]) for row in rows], rtol=5e-6)
+    assert set(COLUMNS) - {"contrast"} == set(data["contrasts"][0]["columns"])
+
+
+def test_counts_of_the_page_are_those_of_the_file(page, run):
+    rows = csv_rows(run)
+    called = {name: {r["gene"] for r in rows if r["contrast"] == name and r["is_de"] == "True"} for name in NAMES}
+    raw = {name: {r["gene"] for r in rows if r["contrast"] == name and r["raw_is_de"] == "True"} for name in NAMES}
+    total = sum(map(len, called.values()))
+    assert f"{total:,} calls are made on 2,000 genes in 3 contrasts at a false discovery rate of 5%." in page.text
+    table = next(b for b in load(run).sections[0].blocks if isinstance(b, document.Table))
+    for row in table.rows:
+        name = row["name"]
+        assert (row["n"], row["raw"], row["both"]) == (len(called[name]), len(raw[name]), len(called[name] & raw[name]))
+
+
+def test_truth_stands_beside_the_answer(run):
+    results = json.loads((run / "results.json").read_text())
+    section = next(s for s in load(run).sections if s.heading == "Truth beside the answer")
+    [table] = section.blocks
+    assert isinstance(table, document.Table)
+    for row in table.rows:
+        truth = results["truth"][row["name"]]
+        rows = [r for r in csv_rows(run) if r["contrast"] == row["name"]]
+        wrong = sum(r["is_de"] == "True" and abs(truth[r["gene"]]) <= DELTA for r in rows)
+        held = np.mean([float(r["lfc_low"]) <= truth[r["gene"]] <= float(r["lfc_high"]) for r in rows])
+        assert row["false"] == wrong
+        assert row["true"] + row["false"] == row["called"]
+        assert row["coverage"] == pytest.approx(held)
+        assert 0.01 < row["fdp"] < 0.1
+
+
+def test_text_and_markdown_say_the_same(run):
+    for words in (text(run), markdown(run)):
+        assert "The inference is certified" in words
+        assert "What to do next" in words
+        assert "Leading genes of B cells vs CD14+ Monocytes" in words
+        assert "log2 fold change of mean expression" in words
+        assert "The importance weights, group by group" in words
+        assert "de-data" not in words
+    short = document.brief(load(run))
+    assert "What was found" in short
+    assert "Leading genes" not in short
+
+
+# ------------------------------------------------------------------------------------------------- hostile names
+def hostile_run(folder: Path) -> Path:
+    """Every string that a user controls is one that tries to escape."""
+    bad = HOSTILE[1]
+    diagnostics = [{"group": name, "n_cells": 3, "khat_encoder": 1.0, "khat": 0.2, "ess": 0.4} for name in HOSTILE]
+    verdict = {"inference": "caution", "model": "wrong", "replicates": "cells", "words": list(HOSTILE)}
+    return run_in(
+        folder, n_genes=60, names=HOSTILE, extra=HOSTILE, warnings=list(HOSTILE), diagnostics=diagnostics,
+        settings={bad: bad, "list": list(HOSTILE)}, seconds={bad: 1.0}, verdict=verdict, scale=bad, scale_words=bad,
+        selection=[{"model": name, "seed": 0, "khat": 0.1, "chosen": True} for name in HOSTILE],
+        checks=[{"name": bad, "words": bad, "ok": False, "x": [1, 2], "observed": [1, 2]}],
+    )  # fmt: skip
+
+
+def test_hostile_names_stay_text(tmp_path):
+    folder = hostile_run(tmp_path)
+    seen = Outline(render(folder).read_text(encoding="utf-8"))
+    assert seen.count("script") == 2
+    assert seen.count("img", "b") == 0
+    assert not any(key.startswith("on") for _, attributes in seen.attributes for key in attributes)
+    assert not re.search("[<>&]", seen.scripts[0])
+    data = json.loads(seen.scripts[0])
+    assert [contrast["name"] for contrast in data["contrasts"]] == list(HOSTILE)
+    assert set(HOSTILE) <= set(data["contrasts"][0]["columns"]["gene"])
+    for name in HOSTILE:
+        assert name in seen.text
+    assert "<script>" not in markdown(folder)
+
+
+def test_json_for_a_script_element_cannot_close_it():
+    nasty = {"a": ["</script>", "<!--", "\u2028", "\\", '"', "\ud800"]}
+    written = script_safe(nasty)
+    assert "<" not in written
+    assert written.isascii()
+    assert json.loads(written) == nasty
+
+
+def test_control_characters_are_replaced(tmp_path):
+    folder = run_in(tmp_path, n_genes=20, names=("a vs b",), extra=("bad\x07gene\x1b[31m",))
+    rows = read(folder / "de.csv")["a vs b"]["gene"]
+    assert rows[-1] == "bad\ufffdgene\ufffd[31m"
+    assert "\x1b" not in text(folder)
+
+
+# ---------------------------------------------------------------------------------------- parts that are not there
+@pytest.mark.parametrize(
+    "absent",
+    ["verdict", "diagnostics", "selection", "checks", "truth", "warnings", "settings", "seconds", "scale_words"],
+)
+def test_page_does_without_optional_parts(tmp_path, absent):
+    folder = run_in(tmp_path, n_genes=30, names=NAMES[:1])
+    results = json.loads((folder / "results.json").read_text())
+    del results[absent]
+    (folder / "results.json").write_text(json.dumps(results))
+    seen = outline(folder)
+    assert "All genes" in seen.text
+    assert ("not examined" in seen.text.lower()) == (absent == "verdict")
+
+
+def test_page_does_without_raw_columns_curves_and_sizes(tmp_path):
+    folder = run_in(tmp_path, n_genes=30, names=NAMES[:1])
+    rows = csv_rows(folder)
+    keep = [key for key in COLUMNS if not key.startswith(("raw_", "mean_"))]
+    with (folder / "de.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, keep, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({**row, "lfc_mean": "" if i == 3 else row["lfc_mean"]} for i, row in enumerate(rows))
+    results = json.loads((folder / "results.json").read_text())
+    results["contrasts"] = [{"name": NAMES[0]}]
+    (folder / "results.json").write_text(json.dumps(results))
+    data = json.loads(outline(folder).scripts[0])
+    assert set(data["contrasts"][0]["columns"]) == set(keep) - {"contrast"}
+    assert data["contrasts"][0]["columns"]["lfc_mean"][3] is None
+    assert data["contrasts"][0]["curve"] is None
+
+
+def test_no_discovery_is_said(tmp_path):
+    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1])
+    (folder / "de.csv").write_text(changed(folder, "True", "False"))
+    words = text(folder)
+    assert "0 of 20 genes are called" in words
+    assert f"No gene is called in {NAMES[0]}" in words
+
+
+def changed(folder: Path, old: str, new: str) -> str:
+    return (folder / "de.csv").read_text().replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "de.csv").unlink(), "de.csv does not exist"),
+        (lambda d: (d / "de.csv").write_text("gene,lfc_mean\nA,1\n"), "lacks the columns contrast, lfc_low"),
+        (lambda d: (d / "de.csv").write_bytes((d / "de.csv").read_bytes()[:-30]), r"line 21 of .* has .* under"),
+        (
+            lambda d: (d / "de.csv").write_text(changed(d, "True", "maybe")),
+            "'maybe' under is_de",
+        ),
+        (lambda d: (d / "de.csv").write_bytes(b"\xff\xfe\x00"), "cannot be read as a table"),
+        (lambda d: (d / "de.csv").write_text(",".join(COLUMNS) + "\n"), "has no genes of"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, damage, message):
+    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1])
+    damage(folder)
+    with pytest.raises(DataError, match=message):
+        render(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"contrasts": []}, "no contrasts"), ({"verdict": "good"}, "is a str, not a record")],
+)
+def test_damaged_results_are_named(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        render(run_in(tmp_path, n_genes=20, names=NAMES[:1], **changes))
+
+
+def test_a_page_too_large_for_a_phone_holds_the_surest_genes(tmp_path, monkeypatch):
+    monkeypatch.setattr(de_table, "MOST_ROWS", 60)
+    folder = run_in(tmp_path, n_genes=50)
+    for contrast in json.loads(outline(folder).scripts[0])["contrasts"]:
+        rows = [row for row in csv_rows(folder) if row["contrast"] == contrast["name"]]
+        kept = sorted(rows, key=lambda row: float(row["q_value"]))[:20]
+        assert contrast["columns"]["gene"] == [row["gene"] for row in rows if row in kept]
+        assert contrast["n_genes"] == 50
+        assert contrast["n_called"] == sum(row["is_de"] == "True" for row in rows)
+
+
+# ---------------------------------------------------------------------------------------------------------- words
+GENES = {"a": {"gene": ["x", "y"], "is_de": [True, False]}}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says", "advises", "silent"),
+    [
+        (("certified", "fits", "samples"), "samples are the replicates", "can be used", "--sample-key"),
+        (("certified", "fits", "cells"), "cells are the replicates", "--sample-key", "Do not use"),
+        (("caution", "fits", "samples"), "calls for caution", "more draws", "can be used"),
+        (("refused", "fits", "samples"), "is refused", "Do not use the list", "can be used"),
+        (("certified", "wrong", "samples"), "does not fit", "raw counts", "can be used"),
+        (("certified", "doubtful", "samples"), "fit of the model is doubtful", "raw-count columns", "can be used"),
+    ],
+)
+def test_words_follow_the_verdict(verdict, says, advises, silent):
+    record = dict(zip(("inference", "model", "replicates"), verdict, strict=True))
+    assert says in headline(record, [{"name": "a", "level": 0.1}], GENES)
+    assert "1 of 2 genes are called at a false discovery rate of 10%." in headline(
+        record, [{"name": "a", "level": 0.1}], GENES
+    )
+    assert advises in next_steps(record)
+    assert silent not in next_steps(record)
+
+
+def test_a_run_without_refits_is_a_first_look(tmp_path):
+    verdict = {"inference": "certified", "model": "fits", "replicates": "samples"}
+    assert next_steps(verdict, 3) == next_steps(verdict) == "What to do next: The list can be used at its stated rate."
+    assert "as a first look. Run with --refits 3" in next_steps(verdict, 0)
+    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1], settings={"effort": {"refits": 0, "recipes": ["VAE"]}})
+    assert "as a first look" in text(folder)
+
+
+def test_pictures_say_what_they_show():
+    check = {"name": "zeros", "words": "w", "ok": False, "x": [1, 2], "observed": [0.5, 0.9],
+             "predicted_low": [0.4, 0.4], "predicted_high": [0.6, 0.6]}  # fmt: skip
+    assert "not in order. 50% of the observed values lie outside" in check_picture(check).alt
+    groups = [{"group": "a", "khat": 0.9, "khat_encoder": None}, {"group": "b", "khat": None}]
+    assert "2 groups of cells after refinement: 1 above the limit of 0.7" in khat_picture(groups).alt
+    khat_picture(groups).draw()
+
+
+# -------------------------------------------------------------------------------------------- in a real browser
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the path")
+
+
+def dom(page: Path, address: str = "") -> Outline:
+    """The page as it stands after its script ran."""
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'profile'}",
+        "--virtual-time-budget=4000", "--dump-dom", page.as_uri() + address,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    return Outline(done.stdout.decode())
+
+
+def driven(run: Path, driver: str) -> dict[str, Any]:
+    """What a script finds that uses the page as a reader would: in a copy, whose policy lets it run."""
+    source = (run / "report.html").read_text(encoding="utf-8")
+    source = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", source)
+    inserted = f"<pre id='found'></pre><script>(async () => {{{driver}}})();</script></body>"
+    page = run / "driven.html"
+    page.write_text(source.replace("</body>", inserted), encoding="utf-8")
+    seen = dom(page)
+    return json.loads(seen.text[seen.text.rindex("FOUND") + 5 :])
+
+
+def view(seen: Outline) -> dict[str, str | None]:
+    return next(a for _, a in seen.attributes if a.get("id") == "de")
+
+
+def printed(value: str, kind: str) -> str:
+    """A cell of de.csv as the page prints it."""
+    number = float(value)
+    if kind == "lfc":
+        return f"{number:+.2f}".replace("-", "\N{MINUS SIGN}")
+    if kind == "prob":
+        return f"{number:.3f}"
+    if number == 0:
+        return "0"
+    return re.sub(r"e-0?(\d+)", "e\N{MINUS SIGN}\\1", f"{number:.2e}") if number < 1e-3 else f"{number:#.3g}"
+
+
+@in_a_browser
+def test_table_follows_the_address(run):
+    """Sorted by LFC downwards among genes with GENE1 in their name, in the second contrast: as the csv has it."""
+    seen = dom(run / "report.html", "#contrast=1&sort=lfc_mean&dir=desc&search=gene1&extra=1")
+    rows = [r for r in csv_rows(run) if r["contrast"] == NAMES[1] and "GENE1" in r["gene"]]
+    rows.sort(key=lambda r: -float(r["lfc_mean"]))
+    state = view(seen)
+    assert (state["data-ready"], state["data-sort"], state["data-dir"]) == ("yes", "lfc_mean", "desc")
+    assert state["data-rows"] == str(len(rows))
+    assert [a.get("aria-sort") for tag, a in seen.attributes if tag == "th" and a.get("aria-sort")] == ["descending"]
+    kinds = {m.key: m.kind for m in MEASURES if m.kind not in ("text", "flag") and m.key in COLUMNS}
+    for row in rows[:25]:
+        cells = "".join(printed(row[key], kind) for key, kind in kinds.items() if not key.startswith("raw"))
+        assert f"{row['gene']}{'▲ up' if row['is_de'] == 'True' else 'no'}{cells}" in seen.text
+    assert "1\N{EN DASH}25 of " in seen.text
+    points = {a["id"]: a.get("data-points") for tag, a in seen.attributes if tag == "canvas"}
+    assert points == {"de-volcano": "2000", "de-ma": "2000", "de-truth": "2000", "de-fdr": None}
+
+
+DRIVER = """
+const get = name => document.getElementById("de-" + name), rows = () => [...get("table").tBodies[0].rows];
+const genes = () => rows().map(row => row.cells[0].textContent), found = {};
+const head = key => document.querySelector(`#de-table thead button[data-key="${key}"]`);
+head("gene").click(); found.up = genes().slice(0, 3);
+head("gene").click(); found.down = genes().slice(0, 3); found.kept = document.activeElement.dataset.key;
+get("next").click(); found.page = get("where").textContent;
+get("search").value = "GENE77, gene1234"; get("search").dispatchEvent(new Event("input"));
+found.search = genes().sort(); found.address = location.hash;
+let blob; URL.createObjectURL = given => { blob = given; return "#"; };
+get("save").click(); found.csv = await blob.text();
+get("search").value = ""; get("search").dispatchEvent(new Event("input"));
+get("only").click(); found.only = new Set(rows().map(row => row.cells[1].textContent)).has("no");
+const press = key => get("volcano").dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+get("volcano").focus(); press("ArrowRight"); found.tip = get("tip").innerText;
+press("Enter"); found.lookedUp = genes(); found.alt = get("volcano").getAttribute("aria-label");
+const box = get("ma").getBoundingClientRect();
+for (let x = 60; x < box.width && (get("tip").hidden || x === 60); x += 3) get("ma").dispatchEvent(
+  new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + box.height * 0.45 }));
+found.hover = get("tip").innerText;
+get("contrast").value = "2"; get("contrast").dispatchEvent(new Event("change")); found.now = get("now").textContent;
+found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
+document.getElementById("found").textContent = "FOUND" + JSON.stringify(found);
+"""
+
+
+@pytest.fixture(scope="module")
+def found(run) -> dict[str, Any]:
+    return driven(run, DRIVER)
+
+
+@in_a_browser
+def test_page_answers_to_mouse_and_keys(run, found):
+    assert found["up"] == ["GENE0", "GENE1", "GENE2"]
+    assert found["down"] == ["GENE1999", "GENE1998", "GENE1997"]
+    assert found["kept"] == "gene"
+    assert found["page"] == "26\N{EN DASH}50 of 2,000 genes"
+    assert found["search"] == sorted(f"GENE{i}" for i in (77, *range(770, 780), 1234))
+    assert "search=GENE77" in found["address"]
+    assert found["only"] is False
+    rows = [r for r in csv_rows(run) if r["contrast"] == NAMES[0]]
+    first = min(
+        (r for r in rows if r["is_de"] == "True"), key=lambda r: (float(r["q_value"]), -abs(float(r["lfc_mean"])))
+    )
+    name, effect, *_ = found["tip"].split("\n")
+    low, mean, high = (printed(first[f"lfc_{key}"], "lfc") for key in ("low", "mean", "high"))
+    assert (name, effect) == (first["gene"], f"LFC {mean} [{low}, {high}]")
+    assert all(first["gene"] in gene for gene in found["lookedUp"])
+    assert f"{sum(r['is_de'] == 'True' and float(r['lfc_mean']) > 0 for r in rows)} called up" in found["alt"]
+    assert re.match(r"GENE\d+\nLFC .+\nq .+\ntrue LFC .+\n(not )?called", found["hover"])
+    assert found["now"].startswith(NAMES[2])
+    assert found["wide"]
+
+
+@in_a_browser
+def test_downloaded_table_is_that_of_the_file(run, found):
+    given = list(csv.DictReader(found["csv"].splitlines()))
+    rows = {r["gene"]: r for r in csv_rows(run) if r["contrast"] == NAMES[0]}
+    assert len(given) == 12
+    assert set(given[0]) == set(COLUMNS)
+    for row in given:
+        truth = rows[row["gene"]]
+        assert (row["contrast"], row["is_de"]) == (NAMES[0], truth["is_de"])
+        assert float(row["lfc_mean"]) == pytest.approx(float(truth["lfc_mean"]), rel=5e-6)
+
+
+@in_a_browser
+def test_hostile_names_do_nothing_in_a_browser(tmp_path):
+    folder = hostile_run(tmp_path)
+    page = render(folder)
+    source = page.read_text(encoding="utf-8")
+    trap = "<script>window.alert = window.confirm = window.prompt = () => { document.title = 'TRAPPED'; };</script>"
+    unguarded = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', trap, source)  # escaping alone must do
+    (folder / "open.html").write_text(unguarded, encoding="utf-8")
+    seen = dom(folder / "open.html", "#contrast=1&sort=gene&search=%3Cscript%3E")
+    assert view(seen)["data-ready"] == "yes"
+    assert view(seen)["data-rows"] == str(sum("<script>" in name for name in HOSTILE))
+    assert "TRAPPED" not in seen.text
+    assert seen.count("script") == 3
+    assert seen.count("img") == 0
+    for name in HOSTILE:
+        assert name in seen.text
