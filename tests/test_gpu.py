@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from vaerdict import diagnostics
-from vaerdict.models import PPCA
+from vaerdict.models import M1M2, PPCA, recognition
+from vaerdict.networks import CNN, stack
 from vaerdict.noise import Sobol, seeded
 from vaerdict.procedure import expect, posterior
 from vaerdict.proposals import Normal, Prior, Student
 from vaerdict.refinement import refine
 from vaerdict.samplers import ais, smc
-from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
+from vaerdict.training import CHI, IWAE, RULES, VAE, WW, Labelled, Member, SemiMember, SemiSettings, Settings, train
+from vaerdict.training.graphs import recorded
+from vaerdict.training.semistack import SemiStack, together
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -77,3 +80,50 @@ def test_escalation_and_samplers_run_there():
     ):
         off = (found.log_evidence - there.log_evidence(x)).abs()
         assert (off <= 6 * found.standard_error + 0.1).all()
+
+
+def test_a_stack_of_convolutional_networks_gives_there_what_it_gives_here():
+    parts = [CNN((7, 6), 4, (3, 5), (6,), generator=seeded(s)).double() for s in range(3)]
+    here = stack(parts)
+    # 16 images: enough for the split product too
+    x = torch.rand(3, 16, 42, generator=seeded(9), dtype=torch.double)
+    there = stack(parts).cuda()
+    torch.testing.assert_close(there(x.cuda()).cpu(), here(x), rtol=1e-10, atol=1e-12)
+    gradients = [
+        torch.autograd.grad(net(x.to(device)).square().sum(), list(net.parameters()))
+        for net, device in ((here, "cpu"), (there, "cuda"))
+    ]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=1e-8, atol=1e-10)
+
+
+def _semi(rules: tuple[str, ...], settings: SemiSettings) -> SemiStack:
+    g = seeded(0)
+    x, labels = (torch.rand(64, 16, generator=g) < 0.5).float(), torch.arange(20) % 3
+    members = []
+    for seed, name in enumerate(rules):
+        model = M1M2(16, 3, d_z=2, d_u=2, hidden=(8,), generator=seeded(seed))
+        df = 5.0 if name == "CHI" else None
+        q = recognition(model, image_shape=(4, 4), hidden=(8,), df=df, generator=seeded(seed))
+        members.append(SemiMember(model, q, RULES[name], seed))
+    data = together([Labelled(x, torch.arange(20), labels)] * len(rules), torch.device("cuda"))
+    return SemiStack(members, data, settings, learn_model=True)
+
+
+@pytest.mark.parametrize("rules", [("VAE", "IWAE"), ("WW",), ("CHI", "CHI")])
+@pytest.mark.parametrize("relaxed", [True, False])
+def test_a_recorded_step_is_the_step(rules, relaxed):
+    settings = SemiSettings(4, batch_size=16, labelled_batch=8, relaxed=relaxed, shifts=1, image_shape=(4, 4))
+    plain, replayed = _semi(rules, settings), _semi(rules, settings)
+    step = recorded(
+        replayed.step, (replayed.shuffled()[0],), replayed.generators, [*replayed.adam.tensors(), replayed.adam.lr]
+    )
+    assert torch.equal(plain.adam.flat.values, replayed.adam.flat.values)  # recording left no trace
+    plain.shuffled()
+    for _ in range(3):
+        plain.adam.lr.mul_(0.5)
+        replayed.adam.lr.mul_(0.5)
+        for index, again in zip(plain.shuffled(), replayed.shuffled(), strict=True):
+            assert torch.equal(index, again)
+            torch.testing.assert_close(step(again), plain.step(index), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(replayed.adam.flat.values, plain.adam.flat.values, rtol=1e-3, atol=1e-4)

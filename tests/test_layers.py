@@ -18,19 +18,23 @@ ROOT = Path(vaerdict.__file__).parent
 # Lowest first. A module or package imports only from lines above its own, and from its own package.
 LAYERS = (
     ("core",),
-    ("noise",),
-    ("distributions", "objectives", "diagnostics", "networks"),
+    ("noise", "files", "engines"),
+    ("distributions", "likelihoods", "objectives", "diagnostics", "networks", "views"),
     ("proposals", "estimators", "samplers", "refinement", "theory", "models"),
-    ("training", "decisions", "datasets"),
+    ("training", "decisions", "datasets", "foreign"),
+    ("selective",),
+    ("agreement",),
     ("procedure",),
-    ("classify", "de", "experiments"),
+    ("classify", "de"),
+    ("experiments",),
     ("report", "benchmarks"),
+    ("cli_de",),
     ("cli",),
     ("__main__", "__init__"),
 )
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-HEAVY = ("matplotlib", "pandas", "anndata", "sklearn", "scvi", "zuko", "arviz", "typer", "rich", "safetensors")
+HEAVY = ("matplotlib", "pandas", "anndata", "sklearn", "scvi", "zuko", "arviz", "typer", "rich", "safetensors", "ray")
 
 
 def dotted(path: Path) -> str:

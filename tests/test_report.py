@@ -596,7 +596,7 @@ def test_missing_numbers_are_shown_as_missing(tmp_path):
         (b"[1, 2]", "holds a list"),
         (b"{}", "experiment None; reports exist for ppca, bivariate, audit, demo"),
         (b'{"experiment": ["ppca"]}', r"experiment \['ppca'\]"),
-        (b'{"experiment": "mnist"}', "experiment 'mnist'"),
+        (b'{"experiment": "unknown"}', "experiment 'unknown'"),
         (b'{"experiment": "ppca", "models": 3}', "'models' in results.json is not a list"),
         (b'{"experiment": "ppca", "seeds": 3}', "lacks something that its report needs"),
         (b'{"experiment": "demo"}', "no 'decision'"),

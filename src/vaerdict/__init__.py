@@ -4,7 +4,9 @@ Everything passes log-weights ``log p(x, z) - log q(z | x)`` of shape ``(particl
 Monte-Carlo error, effective sample size, k-hat and a verdict. Start with `ThreeStep`, `posterior` or `expect`.
 """
 
-from vaerdict import datasets, decisions, diagnostics, estimators, models, objectives, samplers, theory
+from typing import TYPE_CHECKING, Any
+
+from vaerdict import datasets, decisions, diagnostics, estimators, models, objectives, samplers, selective, theory
 from vaerdict.core import (
     DataError,
     DivergenceError,
@@ -18,11 +20,16 @@ from vaerdict.core import (
     WeightError,
 )
 from vaerdict.diagnostics import Verdict
+from vaerdict.models.adapters import from_scvi
 from vaerdict.noise import Sobol, seeded
 from vaerdict.procedure import Answer, Decision, Posterior, ThreeStep, expect, posterior
 from vaerdict.proposals import Mixture, Normal, Prior, SplineFlow, Student
 from vaerdict.refinement import refine
 from vaerdict.training import AGG, CHI, CYCLIC, IWAE, VAE, WW, Fit, Member, Recipe, Settings, train
+
+if TYPE_CHECKING:
+    from vaerdict.classify import SelectiveClassifier
+    from vaerdict.de import DEResult, differential_expression
 
 __version__ = "0.1.0"
 
@@ -34,6 +41,7 @@ __all__ = [
     "VAE",
     "WW",
     "Answer",
+    "DEResult",
     "DataError",
     "Decision",
     "DivergenceError",
@@ -48,6 +56,7 @@ __all__ = [
     "Prior",
     "Proposal",
     "Recipe",
+    "SelectiveClassifier",
     "SettingError",
     "Settings",
     "ShapeError",
@@ -61,14 +70,30 @@ __all__ = [
     "datasets",
     "decisions",
     "diagnostics",
+    "differential_expression",
     "estimators",
     "expect",
+    "from_scvi",
     "models",
     "objectives",
     "posterior",
     "refine",
     "samplers",
     "seeded",
+    "selective",
     "theory",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules import more than torch, numpy and scipy: only when asked for."""
+    if name == "SelectiveClassifier":
+        from vaerdict.classify import SelectiveClassifier
+
+        return SelectiveClassifier
+    if name in ("DEResult", "differential_expression"):
+        from vaerdict import de
+
+        return getattr(de, name)
+    raise AttributeError(f"module 'vaerdict' has no attribute {name!r}")

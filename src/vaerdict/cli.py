@@ -18,7 +18,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from vaerdict import __version__, core, diagnostics
+from vaerdict import cli_de as words
 from vaerdict.diagnostics import Verdict
+from vaerdict.engines import Engine, Ray
 
 app = typer.Typer(
     help="Decisions you can trust from variational autoencoders.",
@@ -69,12 +71,17 @@ def demo(out: Out = Path("vaerdict-demo"), seed: Seed = 0, device: Device = "aut
 
 @app.command(epilog="Example:  vaerdict reproduce ppca --preset quick --out runs/ppca")
 def reproduce(
-    name: Annotated[str, typer.Argument(help="bivariate, ppca, audit or all.")],
-    preset: Annotated[str, typer.Option(help="quick (minutes) or paper (everything).")] = "quick",
+    name: Annotated[str, typer.Argument(help="bivariate, ppca, mnist, genes, audit or all.")],
+    preset: Annotated[
+        str, typer.Option(help="quick (minutes) or paper (everything); mnist also has best, genes also has rivals.")
+    ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, if not the preset's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run into --out was stopped.")] = False,
     audit: Annotated[bool, typer.Option("--audit", help="With ppca: also show what the released code did.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one a core by default.")] = None,
+    device: Device = "auto",
+    engine: Annotated[str, typer.Option(help="Who does the work: local (processes) or ray (a cluster).")] = "local",
+    address: Annotated[str | None, typer.Option(help="With ray: where its head node answers, host:port.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; runs/NAME by default.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -86,9 +93,72 @@ def reproduce(
     for each in names:
         folder = Path("runs") / each if out is None else out if len(names) == 1 else out / each
         with progress_bar() as progress:
-            results = reproduce(each, preset, folder, seeds=seeds, resume=resume, workers=workers, progress=progress)
+            results = reproduce(
+                each,
+                preset,
+                folder,
+                seeds=seeds,
+                resume=resume,
+                workers=workers,
+                device=_device(device),
+                engine=_engine(engine, address, workers, _device(device)),
+                progress=progress,
+            )
         page = render(folder)
         _print_json(results) if as_json else _print_text(text(folder), page)
+
+
+@app.command(epilog=words.EPILOG, context_settings={"allow_extra_args": True})
+def de(
+    more: typer.Context,
+    data: words.Data,
+    groupby: words.GroupBy,
+    groups: words.Groups = None,
+    one_vs_rest: words.OneVsRest = False,
+    within: words.Within = None,
+    sample_key: words.SampleKey = None,
+    batch_key: words.BatchKey = None,
+    layer: words.Layer = None,
+    delta: words.Delta = 0.5,
+    fdr: words.Fdr = 0.05,
+    scale: words.Scale = "centred",
+    genes: words.Genes = 2000,
+    objectives: words.Objectives = None,
+    refits: words.Refits = None,
+    model: words.ModelDir = None,
+    quick: words.Quick = False,
+    out: Out = Path("vaerdict-de"),
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Find the genes that differ between groups of cells, with calibrated false discovery rates and a verdict."""
+    from vaerdict.report import render
+
+    with progress_bar() as progress:
+        result = words.compare_file(
+            data,
+            model,
+            progress,
+            groupby=groupby,
+            pairs=words.pairs_of([*(groups or []), *more.args], one_vs_rest),
+            within=within,
+            sample_key=sample_key,
+            batch_key=batch_key,
+            layer=layer,
+            delta=delta,
+            level=fdr,
+            scale=scale,
+            n_top_genes=genes or None,
+            objectives=objectives.split(",") if objectives else None,
+            refits=refits,
+            quick=quick,
+            seed=seed,
+            device=_device(device),
+            out=out,
+        )
+    page = render(out)
+    _print_json(result.results) if as_json else _print_text(words.summary(result), page)
 
 
 @app.command(epilog="Example:  vaerdict diagnose log_weights.npy --json")
@@ -179,6 +249,17 @@ def _device(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise core.SettingError("device cuda was asked for, but torch sees no CUDA device; use auto or cpu.")
     return name
+
+
+def _engine(name: str, address: str | None, workers: int | None, device: str) -> Engine | None:
+    """None stands for processes of this machine, whose number depends on the device each experiment uses."""
+    if name not in ("local", "ray"):
+        raise core.SettingError(f"engine {name!r}; choose local or ray.")
+    if name == "ray":
+        return Ray(address, workers, gpus=float(device == "cuda"))
+    if address is not None:
+        raise core.SettingError(f"address {address!r} is that of a Ray cluster; say --engine ray too.")
+    return None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.experiments.runner import hardware, versions
 
-BENCHMARKS = ("psis", "ppca", "samplers", "ladder")
+BENCHMARKS = ("psis", "ppca", "samplers", "ladder", "counts", "de")
 
 
 def run(name: str, *, quick: bool = False, progress: Progress = silent) -> dict[str, Any]:

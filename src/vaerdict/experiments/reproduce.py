@@ -12,20 +12,22 @@ import torch
 
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.datasets import linear_gaussian
+from vaerdict.engines import Engine
 from vaerdict.experiments.runner import Run, Unit, manifest, run_units, write_json
 
-EXPERIMENTS = ("bivariate", "ppca", "audit")
+EXPERIMENTS = ("bivariate", "ppca", "mnist", "genes", "audit")
 """What `reproduce` can run, the audit of the released code among them."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment's module, seen through the three names every one of them has."""
+    """An experiment's module, seen through the three names every one of them has, and `data` where it simulates any."""
 
     name: str
     presets: dict[str, Any]
     units: Callable[[Any, int | None], list[Unit]]
     work: Callable[[Unit], dict[str, Any]]
+    data: Callable[[Any], torch.Tensor | None]
 
 
 def experiment(name: str) -> Experiment:
@@ -33,7 +35,7 @@ def experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise SettingError(f"no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}.")
     module = import_module(f"vaerdict.experiments.{name}")
-    return Experiment(name, module.PRESETS, module.units, module.work)
+    return Experiment(name, module.PRESETS, module.units, module.work, getattr(module, "data", _data))
 
 
 def reproduce(
@@ -44,11 +46,13 @@ def reproduce(
     seeds: int | None = None,
     resume: bool = False,
     workers: int | None = None,
+    device: str | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Run an experiment into `out` and return its results, which are the same however often it was stopped and resumed.
 
-    Only ``seconds`` differs between runs.
+    Units are done by `engine`, by default in `workers` processes. Only ``seconds`` differs between runs.
     """
     chosen = experiment(name)
     if preset not in chosen.presets:
@@ -56,19 +60,29 @@ def reproduce(
     settings = chosen.presets[preset]
     if seeds is not None and hasattr(settings, "seeds"):
         settings = replace(settings, seeds=seeds)
+    if device is not None and hasattr(settings, "device"):
+        settings = replace(settings, device=device)
     units = chosen.units(settings, seeds)
-    run = run_units(chosen.work, units, out, resume=resume, workers=workers, progress=progress)
+    if getattr(settings, "device", "cpu") != "cpu":
+        workers = 1  # one process has the accelerator to itself
+    run = run_units(chosen.work, units, out, resume=resume, workers=workers, engine=engine, progress=progress)
     results = {
         "experiment": name,
         "preset": preset,
         "settings": asdict(settings),
-        "seeds": sorted({unit["seed"] for unit in units if "seed" in unit}),
+        "seeds": _seeds(settings, units),
         "seconds": run.seconds,
+        **({"skipped": run.skipped} if run.skipped else {}),
         **_merged(run),
     }
     write_json(out / "results.json", results)
-    write_json(out / "manifest.json", manifest(asdict(settings), run.seconds, data=_data(settings)))
+    write_json(out / "manifest.json", manifest(asdict(settings), run.seconds, data=chosen.data(settings)))
     return results
+
+
+def _seeds(settings: Any, units: list[Unit]) -> list[int]:
+    """Every seed of the run; where a unit works on all of them at once, those of its settings."""
+    return sorted({unit["seed"] for unit in units if "seed" in unit}) or list(range(getattr(settings, "seeds", 0)))
 
 
 def _merged(run: Run) -> dict[str, Any]:

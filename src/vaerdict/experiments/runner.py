@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
-import sys
-import threading
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import metadata
-from multiprocessing import get_context, parent_process
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from vaerdict import __version__
 from vaerdict.core import Progress, SettingError, silent
+from vaerdict.engines import Engine, Local
+from vaerdict.files import finite, hardware, manifest, versions, write_json
+
+__all__ = [
+    "Run",
+    "Skipped",
+    "Unit",
+    "Work",
+    "finite",
+    "hardware",
+    "manifest",
+    "run_units",
+    "unit_name",
+    "versions",
+    "write_json",
+]
+
+log = logging.getLogger(__name__)
 
 Unit = dict[str, Any]
 """What one piece of work needs to know: JSON values only, so that it can be named, stored and sent."""
@@ -30,12 +40,17 @@ Work = Callable[[Unit], dict[str, Any]]
 """A module-level function that does one unit and returns JSON values."""
 
 
+class Skipped(Exception):
+    """Raised by work that cannot be done on this machine; nothing is stored, so that --resume does it where it can."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """What came of the units: their results in the order given, and the seconds each took."""
+    """What came of the units: results in the order given, the seconds each took, and the names of those skipped."""
 
     results: list[dict[str, Any]]
     seconds: dict[str, float]
+    skipped: list[str] = field(default_factory=list)
 
 
 def run_units(
@@ -45,9 +60,10 @@ def run_units(
     *,
     resume: bool,
     workers: int | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Run:
-    """Do every unit, in `workers` processes (one a core by default), and return the results in the order given.
+    """Do every unit by `engine`, by default in `workers` processes (one a core), and return results in the order given.
 
     Finished units lie in ``out/parts``. With `resume` they are kept; without, a folder that holds any is refused, so
     that no run silently mixes with another.
@@ -58,61 +74,33 @@ def run_units(
     if not resume and any(parts.glob("*.json")):
         raise SettingError(f"{out} already holds parts of a run; continue it with --resume, or choose another --out.")
     todo = [(unit, path) for unit, path in zip(units, paths, strict=True) if not path.exists()]
-    progress(len(units) - len(todo), len(units), "units")
-    workers = min(workers or os.cpu_count() or 1, len(todo))
-    if workers <= 1:
-        for done, (unit, path) in enumerate(todo, len(units) - len(todo) + 1):
-            with _one_thread():
-                _do(work, unit, path)
+    before = len(units) - len(todo)
+    progress(before, len(units), "units")
+    finished = (engine or Local(workers)).map(partial(_timed, work), [unit for unit, _ in todo])
+    with closing(finished):
+        for done, (place, came) in enumerate(finished, before + 1):
+            _keep(*todo[place], came)
             progress(done, len(units), "units")
-    else:
-        _in_processes(work, todo, workers, len(units), progress)
-    stored = [json.loads(path.read_text()) for path in paths]
-    return Run([s["result"] for s in stored], {unit_name(s["unit"]): s["seconds"] for s in stored})
+    stored = [json.loads(path.read_text()) for path in paths if path.exists()]
+    skipped = [path.stem for path in paths if not path.exists()]
+    return Run([s["result"] for s in stored], {unit_name(s["unit"]): s["seconds"] for s in stored}, skipped)
 
 
-def _in_processes(work: Work, todo: list[tuple[Unit, Path]], workers: int, total: int, progress: Progress) -> None:
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_enter_worker) as pool:
-        pending = {pool.submit(_do, work, unit, path) for unit, path in todo}
-        try:
-            while pending:
-                finished, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    future.result()
-                progress(total - len(pending), total, "units")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # or leaving the pool would first do all that is left
-            raise
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in a worker: how sums are split over threads must not change a result."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _enter_worker() -> None:
-    """One thread a worker; and a worker whose parent was killed goes too, instead of working on for nobody."""
-    torch.set_num_threads(1)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _do(work: Work, unit: Unit, path: Path) -> None:
+def _timed(work: Work, unit: Unit) -> dict[str, Any]:
     started = time.perf_counter()
-    result = work(unit)
-    write_json(path, {"unit": unit, "result": result, "seconds": time.perf_counter() - started})
+    try:
+        result = work(unit)
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    return {"result": result, "seconds": time.perf_counter() - started}
+
+
+def _keep(unit: Unit, path: Path, came: dict[str, Any]) -> None:
+    """Store what came of a unit; here and not in the worker, which may be on a machine with other disks."""
+    if "skipped" in came:
+        log.info("skipped %s: %s", unit_name(unit), came["skipped"])
+    else:
+        write_json(path, {"unit": unit, **came})
 
 
 def unit_name(unit: Unit) -> str:
@@ -120,52 +108,3 @@ def unit_name(unit: Unit) -> str:
     digest = hashlib.sha256(json.dumps(unit, sort_keys=True).encode()).hexdigest()[:8]
     words = [str(unit[key]) for key in ("stage", "k", "seed") if key in unit]
     return "-".join([*words, digest])
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole or not at all; numbers that are not finite become null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
-    os.replace(partial, path)
-
-
-def finite(value: Any) -> Any:
-    """The same value with numbers that are not finite replaced by None, as JSON needs."""
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value
-
-
-def manifest(
-    settings: dict[str, Any], seconds: dict[str, float], *, data: torch.Tensor | None = None
-) -> dict[str, Any]:
-    """What produced a result: command, settings, versions, data hash, hardware, seconds."""
-    return {
-        "command": ["vaerdict", *sys.argv[1:]],
-        "settings": settings,
-        "versions": versions(),
-        "hardware": hardware(),
-        "data_sha256": None if data is None else hashlib.sha256(data.contiguous().numpy().tobytes()).hexdigest(),
-        "seconds": seconds,
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of Python, of this package and of what its numbers come from."""
-    others = {name: metadata.version(name) for name in ("torch", "numpy", "scipy")}
-    return {"python": platform.python_version(), "vaerdict": __version__, **others}
-
-
-def hardware() -> dict[str, Any]:
-    """What the numbers were computed on."""
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }

@@ -36,7 +36,7 @@ thead th { border-top: 0; background: var(--tint); vertical-align: bottom; font-
 thead th.text { text-align: left; }
 thead th:first-child, tbody th { text-align: left; position: sticky; left: 0; background: var(--paper); }
 thead th:first-child { background: var(--tint); }
-tbody th { font-weight: 600; white-space: normal; overflow-wrap: anywhere; min-width: 5.5rem; }
+tbody th { font-weight: 600; white-space: normal; overflow-wrap: anywhere; min-width: 6.5rem; }
 td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
 td.best { background: var(--best); font-weight: 700; }
 th button { all: unset; cursor: pointer; display: inline; }

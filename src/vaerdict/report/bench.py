@@ -22,6 +22,8 @@ _TITLES = {
     "ppca": "Training the pPCA grid as stacked members, against one model at a time",
     "samplers": "Evaluations and seconds an observation for a standard error of log p(x) of 0.05 nat",
     "ladder": "What each rung of the ladder is worth: 1,000 draws an observation",
+    "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
+    "de": "Differential expression under one fitted scvi-tools model: ours against its importance mode",
 }
 _ON_GPU = ("psis", "samplers")
 """The benchmarks that use a GPU where there is one."""
@@ -29,6 +31,19 @@ _ON_GPU = ("psis", "samplers")
 _COLUMNS: dict[str, Sequence[Column]] = {
     "psis": _SPEED,
     "ppca": tuple(c for c in _SPEED if c.key not in ("device", "dtype")),
+    "counts": tuple(c for c in _SPEED if c.key not in ("device", "dtype")),
+    "de": (
+        Column("method", "method"),
+        Column("estimand", "estimand"),
+        Column("seconds", "seconds", 2),
+        Column("ratio", "importance mode / this", 1),
+        Column("fdr_mae", "FDR MAE, x100", 2),
+        Column("fdp", "FDP at 5 %", 3),
+        Column("tpr", "TPR", 3),
+        Column("auprc", "average precision", 3),
+        Column("khat", "k-hat, median"),
+        Column("ess_share", "ESS, % of draws", 1, 100),
+    ),
     "samplers": (
         Column("case", "model"),
         Column("method", "method"),

@@ -25,8 +25,15 @@ class Picture:
     draw: Callable[[], Figure]
 
 
-Block = str | Table | Picture | Sequence[Claim]
-"""A paragraph, a table, a picture or a list of claims."""
+@dataclass(frozen=True)
+class Live:
+    """Markup that the document's own script brings to life; only a page shows it."""
+
+    html: str
+
+
+Block = str | Table | Picture | Live | Sequence[Claim]
+"""A paragraph, a table, a picture, something to touch or a list of claims."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. `summary` is the verdict in words, `manifest` what produced the results."""
+    """A whole report. `summary` is the verdict in words, `manifest` what produced the results.
+
+    `style` and `script` are added to the page's own, for its live blocks.
+    """
 
     title: str
     summary: Sequence[str]
     sections: Sequence[Section]
     manifest: dict[str, Any] | None = field(default=None)
+    style: str = ""
+    script: str = ""
 
     def pictures(self) -> list[Picture]:
         """All pictures, in order."""
@@ -66,7 +78,7 @@ def markdown(document: Document) -> str:
 def brief(document: Document) -> str:
     """The summary, the first claims with their verdicts alone, and the first table that is no detail, in Markdown."""
     blocks = [block for section in document.sections for block in section.blocks]
-    claims = next((b for b in blocks if not isinstance(b, (str, Picture, Table)) and b), ())
+    claims = next((b for b in blocks if not isinstance(b, (str, Picture, Live, Table)) and b), ())
     table = next((b for b in blocks if isinstance(b, Table) and not b.detail), None)
     verdicts = "\n".join(f"- **{c.word}**: {markdown_text(c.text)}" for c in claims)
     parts = [*map(markdown_text, document.summary), verdicts, "" if table is None else tables.markdown(table)]
@@ -74,7 +86,7 @@ def brief(document: Document) -> str:
 
 
 def _markdown_block(block: Block) -> str:
-    if isinstance(block, (str, Picture)):
+    if isinstance(block, (str, Picture, Live)):
         return ""
     if isinstance(block, Table):
         return "" if block.detail else tables.markdown(block)
@@ -92,7 +104,7 @@ def text(document: Document) -> str:
 
 
 def _plain_block(block: Block) -> str:
-    if isinstance(block, (str, Picture)):
+    if isinstance(block, (str, Picture, Live)):
         return ""
     if isinstance(block, Table):
         return "" if block.detail else tables.plain(block)

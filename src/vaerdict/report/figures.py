@@ -6,7 +6,7 @@ Each function is called inside `svg.styled`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vaerdict.report.summary import Summary
@@ -55,17 +55,22 @@ def label(name: object, longest: int = 28) -> str:
     return printable if len(printable) <= longest else printable[: longest - 1] + "…"
 
 
-def heat_map(values: Mapping[str, Mapping[str, float | None]], quantity: Column) -> Figure:
-    """Models down, proposals across, the best of each row framed. Lower is better, and lighter."""
+def heat_map(
+    values: Mapping[str, Mapping[str, float | None]], quantity: Column, pick: Callable[..., Any] = min
+) -> Figure:
+    """Models down, proposals across, the best of each row framed. Better is lighter; `pick` says which end that is."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
     columns = list(next(iter(values.values())))
     known = [v for row in values.values() for v in row.values() if v is not None]
-    norm, cmap = Normalize(min(known, default=0), max(known, default=1)), colormaps["viridis_r"]
+    norm, cmap = (
+        Normalize(min(known, default=0), max(known, default=1)),
+        colormaps["viridis_r" if pick is min else "viridis"],
+    )
     figure, axes = blank(height=0.9 + 0.52 * len(values))
     for y, row in enumerate(values.values()):
-        best = min((v for v in row.values() if v is not None), default=None)
+        best = pick((v for v in row.values() if v is not None), default=None)
         for x, value in enumerate(row.values()):
             colour = None if value is None else cmap(norm(value))
             _tile(axes, x, y, colour, quantity.text(value), best=value is not None and value == best)

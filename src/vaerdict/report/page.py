@@ -12,7 +12,7 @@ from typing import Any
 
 from vaerdict.report.assets import SCRIPT, STYLE
 from vaerdict.report.claims import Claim
-from vaerdict.report.document import Block, Document, Picture, Section, slug
+from vaerdict.report.document import Block, Document, Live, Picture, Section, slug
 from vaerdict.report.tables import Column, Table, Value, is_best, printable
 
 _SYMBOLS = {"holds": "✓", "does not hold": "✗", "not resolved": "?", "not run": "\N{EN DASH}"}
@@ -22,14 +22,15 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
     """The page as HTML. `drawings` holds the SVG of each picture by its name."""
     sections = "\n".join(_section(section, drawings) for section in document.sections)
     summary = "\n".join(f"<p>{text(words)}</p>" for words in document.summary)
+    script = "\n".join(filter(None, (SCRIPT, document.script)))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_policy()}">
+<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
 <title>{text(document.title)}</title>
-<style>{STYLE}</style>
+<style>{STYLE}{document.style}</style>
 </head>
 <body>
 <main>
@@ -40,7 +41,7 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 {sections}
 {_manifest(document.manifest)}
 </main>
-<script>{SCRIPT}</script>
+<script>{script}</script>
 </body>
 </html>
 """
@@ -60,10 +61,10 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def _policy() -> str:
-    """Nothing may be loaded, and no script run but our own."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+def _policy(script: str) -> str:
+    """Nothing may be loaded, images stand in the page itself, and no script runs but our own."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
 def _section(section: Section, drawings: Mapping[str, str]) -> str:
@@ -76,6 +77,8 @@ def _block(block: Block, drawings: Mapping[str, str]) -> str:
         return f"<p>{text(block)}</p>"
     if isinstance(block, Table):
         return _table(block)
+    if isinstance(block, Live):
+        return block.html
     if isinstance(block, Picture):
         caption = f"<figcaption>{text(block.caption)}</figcaption>"
         return f'<figure class="picture">\n{caption}\n{drawings[block.name]}\n</figure>'
@@ -129,14 +132,15 @@ def _order(cell: Any) -> Any:
 def _manifest(manifest: dict[str, Any] | None) -> str:
     if manifest is None:
         return '<p class="note">No manifest.json lay beside these results, so what produced them is not known.</p>'
-    rows = [{"what": key, "value": _flat(value)} for key, value in manifest.items()]
+    rows = [{"what": key, "value": flat(value)} for key, value in manifest.items()]
     columns = (Column("what", "item"), Column("value", "value"))
     return _table(Table("manifest", "What produced these results", columns, rows, detail=True))
 
 
-def _flat(value: Any) -> str:
+def flat(value: Any) -> str:
+    """A setting, however nested, in one line."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_flat(part)}" for key, part in value.items())
+        return ", ".join(f"{key} {flat(part)}" for key, part in value.items())
     if isinstance(value, list):
-        return " ".join(map(_flat, value))
+        return " ".join(map(flat, value))
     return f"{value:.4g}" if isinstance(value, float) else "none" if value is None else str(value)

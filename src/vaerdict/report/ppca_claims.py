@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vaerdict.diagnostics import MAX_KHAT
 from vaerdict.report.claims import Claim, Evidence
 from vaerdict.report.ppca_tables import CROSSED, SINGLES, Published, beyond_rows
+from vaerdict.report.rivals import against_best, average, best_of, between, counted, highest, named, printed_gap
 from vaerdict.report.summary import Row, Summary, by_seed, difference, mean_of, summarise, where
 
 ERRORS = (
@@ -38,7 +38,9 @@ def _better_models(models: Sequence[Row], k: int, published: Published) -> Claim
     levels = _levels(models, k)
     printed = published.get("log_evidence", {})
     evidence = [
-        Evidence(f"held-out log p, {name} minus VAE", _between(levels, name, "VAE"), +1, 3, _gap(printed, name, "VAE"))
+        Evidence(
+            f"held-out log p, {name} minus VAE", between(levels, name, "VAE"), +1, 3, printed_gap(printed, name, "VAE")
+        )
         for name in ("IWAE", "WW", "CHI")
     ]
     return Claim(f"IWAE, WW and CHI fit better models than the VAE ({k} particles).", evidence)
@@ -46,14 +48,14 @@ def _better_models(models: Sequence[Row], k: int, published: Published) -> Claim
 
 def _chi_is_best(cross: Sequence[Row], k: int) -> Claim:
     pairs = _pairs(cross, k)
-    gaps = {model: _against_best(errors, "CHI", ("VAE", "IWAE", "WW")) for model, errors in pairs.items()}
-    evidence = Evidence(f"CHI minus the best other Gaussian proposal{_rivals(gaps)}", _average(gaps), -1, 3)
+    gaps = {model: against_best(errors, "CHI", ("VAE", "IWAE", "WW")) for model, errors in pairs.items()}
+    evidence = Evidence(f"CHI minus the best other Gaussian proposal{named(gaps)}", average(gaps), -1, 3)
     return Claim(f"For a fixed model the proposal of CHI is the best single one ({k} particles).", [evidence])
 
 
 def _mixture_is_best(cross: Sequence[Row], k: int) -> Claim:
-    gaps = {model: _against_best(errors, "MIS", SINGLES) for model, errors in _pairs(cross, k).items()}
-    evidence = Evidence(f"MIS minus the best single proposal{_rivals(gaps)}", _average(gaps), -1, 3)
+    gaps = {model: against_best(errors, "MIS", SINGLES) for model, errors in _pairs(cross, k).items()}
+    evidence = Evidence(f"MIS minus the best single proposal{named(gaps)}", average(gaps), -1, 3)
     note = "The rival is the best on these seeds' average, which favours it a little." if gaps else ""
     return Claim(f"For a fixed model the mixture MIS is the best proposal ({k} particles).", [evidence], note)
 
@@ -77,11 +79,8 @@ def _three_steps_win(models: Sequence[Row], cross: Sequence[Row], k: int) -> Cla
     combined = {
         seed: errors[seed] for seed, model in kept.items() if seed in (errors := pairs.get(model, {}).get("MIS", {}))
     }
-    rival = _lowest(own)
+    rival = best_of(own)
     gap = difference(combined, own[rival]) if rival else None
-    times = ", ".join(
-        f"{name} {n} times" if n > 1 else f"{name} once" for name, n in Counter(kept.values()).most_common()
-    )
     name = (
         f"three steps minus {rival} with its own proposal, the best of the single ones"
         if rival
@@ -90,18 +89,22 @@ def _three_steps_win(models: Sequence[Row], cross: Sequence[Row], k: int) -> Cla
     return Claim(
         f"The three-step procedure beats every single-proposal method ({k} particles).",
         [Evidence(name, gap, -1, 3)],
-        f"The model of best IWELBO on the test points, as in the paper, was {times}." if kept else "",
+        f"The model of best IWELBO on the test points, as in the paper, was {counted(kept)}." if kept else "",
     )
 
 
 def _ww_is_best(models: Sequence[Row], k: int, published: Published) -> Claim:
     levels = _levels(models, k)
-    rival = _lowest({n: {s: -v for s, v in by.items()} for n, by in levels.items() if n in ("VAE", "IWAE", "CHI")})
-    gap = _between(levels, "WW", rival) if rival else None
+    rival = best_of({name: by for name, by in levels.items() if name in ("VAE", "IWAE", "CHI")}, max)
+    gap = between(levels, "WW", rival)
     printed = published.get("log_evidence", {})
     return Claim(
         f"WW learns the best model with {k} particles.",
-        [Evidence(f"held-out log p, WW minus {rival or 'the best other'}", gap, +1, 3, _gap(printed, "WW", rival))],
+        [
+            Evidence(
+                f"held-out log p, WW minus {rival or 'the best other'}", gap, +1, 3, printed_gap(printed, "WW", rival)
+            )
+        ],
     )
 
 
@@ -188,46 +191,7 @@ def _pairs(cross: Sequence[Row], k: int) -> dict[str, dict[str, dict[Any, float]
 
 def _kept(models: Sequence[Row], k: int) -> dict[Any, str]:
     """The crossed model of best held-out IWELBO in each seed."""
-    rows = [r for r in where(models, k_train=k, training="paper", model=CROSSED) if r.get("iwelbo") is not None]
-    seeds = dict.fromkeys(row["seed"] for row in rows)
-    return {seed: max(where(rows, seed=seed), key=lambda row: row["iwelbo"])["model"] for seed in seeds}
-
-
-def _lowest(errors: Mapping[str, Mapping[Any, float]]) -> str | None:
-    """The name with the lowest mean."""
-    means = {name: mean.mean for name, by in errors.items() if (mean := summarise(by.values()))}
-    return min(means, key=means.__getitem__, default=None)
-
-
-def _against_best(
-    errors: Mapping[str, dict[Any, float]], name: str, rivals: Sequence[str]
-) -> tuple[str | None, dict[Any, float]]:
-    """The best rival's name, and `name` minus it in each seed."""
-    rival = _lowest({q: errors[q] for q in rivals if q in errors})
-    if rival is None or name not in errors:
-        return None, {}
-    return rival, {seed: value - errors[rival][seed] for seed, value in errors[name].items() if seed in errors[rival]}
-
-
-def _average(gaps: Mapping[str, tuple[str | None, dict[Any, float]]]) -> Summary | None:
-    """Differences averaged over models within each seed, then over seeds."""
-    every = [by for _, by in gaps.values() if by]
-    seeds = set.intersection(*map(set, every)) if every else set()
-    return summarise(sum(by[seed] for by in every) / len(every) for seed in sorted(seeds))
-
-
-def _rivals(gaps: Mapping[str, tuple[str | None, dict[Any, float]]]) -> str:
-    """The rivals in brackets: `` (IWAE on VAE, CHI on WW)``."""
-    named = [f"{rival} on {model}" for model, (rival, _) in gaps.items() if rival]
-    return f" ({', '.join(named)})" if named else ""
-
-
-def _between(levels: Mapping[str, dict[Any, float]], a: str, b: str) -> Summary | None:
-    return difference(levels.get(a, {}), levels.get(b, {}))
-
-
-def _gap(printed: Mapping[str, float], a: str, b: str | None) -> float | None:
-    return _minus(printed.get(a), None if b is None else printed.get(b))
+    return highest(where(models, k_train=k, training="paper", model=CROSSED), "iwelbo")
 
 
 def _minus(a: float | None, b: float | None) -> float | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vaerdict.report.summary import Row, Summary, grouped, in_order, mean_of, where
-from vaerdict.report.tables import Column, Table, Value, cell, mark, mark_column
+from vaerdict.report.summary import Row, Summary, grouped, in_order, mean_of, seeds_of, where
+from vaerdict.report.tables import Column, Table, Value, cell, cells, mark, mark_column
 
 MODELS = ("VAE", "AGG", "CYCLIC", "IWAE", "WW", "CHI", "CHI-t")
 CROSSED = ("VAE", "IWAE", "WW", "CHI")
@@ -42,7 +42,7 @@ def models_table(models: Sequence[Row], k: int, published: Published) -> Table |
     ]
     caption = (
         f"Models trained with {k} particles, with {_draws(rows)} draws from their own encoders: mean ± sd over "
-        f"{_seeds(rows)}, and as published."
+        f"{seeds_of(rows)}, and as published."
     )
     note = (
         "Behind best: how far log p is below that of the best model of the column. MAE is against the posterior of the "
@@ -116,7 +116,7 @@ def cross_table(cross: Sequence[Row], k: int, quantity: Column, draws: object) -
     columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in proposals)]
     caption = (
         f"{quantity.title} of each proposal (columns) on each fixed model (rows), trained with {k} particles, "
-        f"{draws} draws from every proposal: mean ± sd over {_seeds(where(cross, k_train=k, training='paper'))}."
+        f"{draws} draws from every proposal: mean ± sd over {seeds_of(where(cross, k_train=k, training='paper'))}."
     )
     return Table(f"cross-{quantity.key}-k{k}", caption, columns, body)
 
@@ -148,7 +148,7 @@ def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
     ]
     caption = (
         f"Beyond the paper: proposals for the kept, converged model with {n} draws each, best first; mean ± sd "
-        f"over {_seeds(rows)}."
+        f"over {seeds_of(rows)}."
     )
     note = (
         "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor "
@@ -195,7 +195,7 @@ def every_variant_table(cross: Sequence[Row]) -> Table | None:
         KHAT,
     )
     body = [
-        {"proposal": q, "noise": NOISES.get(noise, noise), "estimator": kind.upper(), **_cells(part, measured)}
+        {"proposal": q, "noise": NOISES.get(noise, noise), "estimator": kind.upper(), **cells(part, measured)}
         for (q, noise, kind), part in grouped(rows, "proposal", "noise", "estimator").items()
     ]
     body.sort(key=lambda row: row["mae"].value if row["mae"] else math.inf)
@@ -217,12 +217,12 @@ def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
         _COVERAGE,
     )
     body = [
-        {"model": model, "training": f"{_TRAINING.get(how, how)}, K = {k}", **_cells(part, measured)}
+        {"model": model, "training": f"{_TRAINING.get(how, how)}, K = {k}", **cells(part, measured)}
         for (how, k, model), part in grouped(models, "training", "k_train", "model").items()
     ]
     likelihood = where(floors, floor="maximum likelihood")
     if likelihood:
-        body.append({"model": "maximum likelihood", "training": "exact evidence", **_cells(likelihood, measured)})
+        body.append({"model": "maximum likelihood", "training": "exact evidence", **cells(likelihood, measured)})
     columns = [Column("model", "model"), Column("training", "training"), *measured]
     caption = "Where the error comes from: the fitted model's own, and that of sampling from its encoder."
     note = "Within 2 MCSE: how often two standard errors cover an exact answer between 0.02 and 0.98; 95 % is honest."
@@ -231,10 +231,6 @@ def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
 
 _TRAINING = {"paper": "as in the paper"}
 _COVERAGE = Column("within_2_mcse", "within 2 MCSE, %", 0, 100)
-
-
-def _cells(rows: Sequence[Row], columns: Iterable[Column]) -> dict[str, Value | None]:
-    return {column.key: cell(mean_of(rows, column.key)) for column in columns}
 
 
 def floors_table(floors: Sequence[Row]) -> Table | None:
@@ -279,11 +275,6 @@ def selection_table(selection: Sequence[Row]) -> Table | None:
 def _with_error(row: Row, key: str) -> Value | None:
     value = row.get(key)
     return None if value is None else Value(value, row.get(f"{key}_se"))
-
-
-def _seeds(rows: Iterable[Row]) -> str:
-    n = len({row["seed"] for row in rows})
-    return f"{n} seeds" if n > 1 else "one seed"
 
 
 def _draws(rows: Iterable[Row]) -> str:

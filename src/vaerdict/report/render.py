@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vaerdict.core import DataError, VaerdictError
-from vaerdict.report import audit, bench, bivariate, demo, document, ppca, svg
+from vaerdict.report import audit, bench, bivariate, de, de_table, demo, document, genes, mnist, ppca, svg
 from vaerdict.report.document import Document, slug
 from vaerdict.report.page import page, write_whole
 
@@ -21,8 +21,14 @@ MAKERS: dict[str, Maker] = {
     "bivariate": bivariate.document,
     "audit": audit.document,
     "demo": demo.document,
+    "mnist": mnist.document,
+    "genes": genes.document,
+    "de": de.document,
 }
 """What writes the report of each experiment."""
+
+BESIDE: dict[str, Callable[[Path], dict[str, Any]]] = {"de": de_table.beside}
+"""What the report of an experiment reads from its run besides results.json."""
 
 
 def render(run_dir: Path) -> Path:
@@ -62,6 +68,8 @@ def load(run_dir: Path) -> Document:
             f"{run_dir / 'results.json'} is of experiment {experiment!r}; reports exist for {', '.join(MAKERS)}."
         )
     manifest = run_dir / "manifest.json"
+    if experiment in BESIDE:
+        results |= BESIDE[experiment](run_dir)
     with _well_formed(run_dir):
         return MAKERS[experiment](results, _read(manifest) if manifest.exists() else None)
 

@@ -87,6 +87,12 @@ def rows_of(results: Row, name: str, *required: str) -> list[Row]:
     return rows
 
 
+def seeds_of(rows: Iterable[Row]) -> str:
+    """How many seeds the rows have, in words."""
+    n = len({row["seed"] for row in rows})
+    return f"{n} seeds" if n > 1 else "one seed"
+
+
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
     """The names in the given order, then any others as they come."""
     present = list(dict.fromkeys(names))

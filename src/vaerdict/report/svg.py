@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vaerdict.core import SettingError
 from vaerdict.report.document import Picture, slug
+from vaerdict.report.tables import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,4 +83,4 @@ def inline(svg: str, picture: Picture) -> str:
     view = re.search(r'viewBox="[^"]*"', head)
     prefix = slug(picture.name)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", body).replace(INK, "currentColor")
-    return f'<svg {view[0] if view else ""} role="img" aria-label="{escape(picture.alt)}">{body.strip()}'
+    return f'<svg {view[0] if view else ""} role="img" aria-label="{escape(printable(picture.alt))}">{body.strip()}'

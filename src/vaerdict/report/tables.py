@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
-from vaerdict.report.summary import Summary, number
+from vaerdict.report.summary import Row, Summary, mean_of, number
 
 ABSENT = "\N{EN DASH}"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -71,6 +71,11 @@ def cell(summary: Summary | None) -> Value | None:
         return None
     remark = f" ({summary.missing} missing)" if summary.missing else ""
     return Value(summary.mean, summary.sd, remark)
+
+
+def cells(rows: Sequence[Row], columns: Iterable[Column]) -> dict[str, Value | None]:
+    """Every column's key over seeds, as cells of one row."""
+    return {column.key: cell(mean_of(rows, column.key)) for column in columns}
 
 
 def mark(cells: dict[str, Any], pick: Callable[[Iterable[float]], float] = min) -> dict[str, Any]:

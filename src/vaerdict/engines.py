@@ -1,0 +1,198 @@
+"""Where work is done: in this process, in processes of this machine, or on the machines of a Ray cluster.
+
+An engine maps a function over items and hands back every result as it comes. Results do not depend on the engine: each
+item is done by one thread, and what it draws comes from seeds of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from multiprocessing import get_context, parent_process
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from vaerdict.core import SettingError, check_count
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_NAMESPACE = "vaerdict"
+
+
+class Engine(Protocol):
+    """Anything that does many pieces of work."""
+
+    def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
+        """Each item's place and result, in the order they are finished; function, items and results must pickle.
+
+        An error in `fn` is raised once; what had not begun by then is dropped. Closing the iterator cancels the rest.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """Processes of this machine, one a core by default; with one worker, or one item, this process itself."""
+
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_count(self.workers, name="workers")
+
+    def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
+        """Each item's place and result, in the order they are finished."""
+        workers = min(self.workers or os.cpu_count() or 1, len(items))
+        if workers > 1:
+            yield from _in_processes(fn, items, workers)
+            return
+        for place, item in enumerate(items):
+            with one_thread():
+                result = fn(item)
+            yield place, result
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Tasks of a Ray cluster: that at `address`, or one on this machine started for the purpose and stopped afterwards.
+
+    Where the process already runs Ray, that runtime is used and left running. Each task takes one CPU and `gpus` GPUs;
+    `workers` is how many run at a time, all the cluster has room for by default. A task whose worker or machine was
+    lost is run again, up to `retries` times. Every machine needs this package, and whatever data `fn` reads.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    gpus: float = 0.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_count(self.workers, name="workers")
+
+    def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
+        """Each item's place and result, in the order they are finished."""
+        ray = _ray()
+        with self._runtime(ray):
+            task = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_on_one_thread)
+            shared = ray.put(fn)  # sent to a machine once, however many of the items it does
+            waiting = iter(enumerate(items))
+            places: dict[Any, int] = {}
+            try:
+                while True:
+                    places |= {task.remote(shared, item): place for place, item in islice(waiting, self._room(places))}
+                    if not places:
+                        return
+                    for ref in ray.wait(list(places))[0]:
+                        yield places.pop(ref), _result(ray, ref)
+            finally:
+                for ref in places:
+                    ray.cancel(ref, force=True)
+
+    def _room(self, running: dict[Any, int]) -> int | None:
+        """How many more tasks may be handed over; None for any number."""
+        return None if self.workers is None else self.workers - len(running)
+
+    @contextmanager
+    def _runtime(self, ray: Any) -> Iterator[None]:
+        if ray.is_initialized():
+            yield
+            return
+        if self.address is None:
+            cpus = self.workers or os.cpu_count() or 1
+            ray.init("local", num_cpus=cpus, include_dashboard=False, namespace=_NAMESPACE, log_to_driver=False)
+        else:
+            _connect(ray, self.address)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Join a running cluster; an address where nobody answers is refused at once, for Ray itself would try for long."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        if address != "auto":
+            socket.create_connection((host, int(port)), timeout=5).close()
+        ray.init(address, namespace=_NAMESPACE, log_to_driver=False)
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"no Ray cluster can be reached at {address!r} ({error}); start one with `ray start --head`, pass the "
+            "address it prints (host:port), or none for workers of this machine."
+        ) from error
+
+
+def _ray() -> Any:
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise SettingError("the ray engine needs Ray; install it with `pip install 'vaerdict[ray]'`.") from error
+
+
+def _result(ray: Any, ref: Any) -> Any:
+    """What a task returned; the error it raised as `fn` raised it."""
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause or error) from None
+
+
+def _in_processes(fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
+    failure: BaseException | None = None
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_enter_worker) as pool:
+        try:
+            places = {pool.submit(fn, item): place for place, item in enumerate(items)}
+            for future in as_completed(places):
+                if future.cancelled():
+                    continue
+                error = future.exception()
+                if error is None:
+                    yield places[future], future.result()
+                elif failure is None:  # what runs by now is finished and handed over, the rest dropped
+                    failure = error
+                    for other in places:
+                        other.cancel()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # or leaving the pool would first do all that is left
+            raise
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As in a worker: how sums are split over threads must not change a result."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _on_one_thread(fn: Callable[[T], R], item: T) -> R:
+    with one_thread():
+        return fn(item)
+
+
+def _enter_worker() -> None:
+    """One thread a worker; and a worker whose parent was killed goes too, instead of working on for nobody."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

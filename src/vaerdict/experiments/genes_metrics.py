@@ -1,0 +1,93 @@
+"""How well a list of genes with stated false discovery rates agrees with the truth; the same for every method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import ShapeError
+from vaerdict.decisions import expected_fdr, ranking
+
+LEVELS = (0.05, 0.10, 0.20)
+"""False discovery rates at which sets of genes are called; the first is the one reported as `fdp` and `tpr`."""
+
+
+def measure(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
+    """Metrics of probabilities that |LFC| >= delta; genes of equal probability are ranked by |lfc|.
+
+    A gene counts as differentially expressed where its true |LFC|, on the scale that `truth_lfc` is given, is at least
+    delta. Shapes: all ``(genes,)``.
+    """
+    order = ranking(prob.double(), lfc.abs().double())
+    return measure_ranked(order, expected_fdr(prob), truth_lfc, delta)
+
+
+def measure_tested(q: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
+    """The same metrics of a method that states adjusted p-values q instead: genes ranked by q, then by |lfc|.
+
+    The FDR stated of the first k genes is the q of the k-th. Shapes: all ``(genes,)``.
+    """
+    order = ranking(1 - q.double(), lfc.abs().double())
+    return measure_ranked(order, q.double()[order], truth_lfc, delta)
+
+
+def measure_ranked(order: Tensor, stated: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
+    r"""Metrics of a ranking with the FDR stated of its first 1, 2, ... genes.
+
+    ``fdr_mae`` is :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`, as in the paper; ``auprc`` the
+    average precision; ``fdp_05`` and ``tpr_05`` those of the largest set stated to have an FDR of at most 5 %, and so
+    on for `LEVELS`. An empty set has an FDP of zero; without a single true gene `auprc` and `tpr` are NaN.
+
+    Shapes: ``order (genes,)``, ``stated (genes,)`` nondecreasing, ``truth_lfc (genes,)``.
+    """
+    if not order.shape == stated.shape == truth_lfc.shape:
+        raise ShapeError(
+            f"one value a gene is needed: got {tuple(order.shape)}, {tuple(stated.shape)}, {tuple(truth_lfc.shape)}."
+        )
+    hit = (truth_lfc.abs() >= delta)[order].double()
+    count = torch.arange(1, len(hit) + 1)
+    n_true, precision = hit.sum(), hit.cumsum(0) / count
+    fdp = 1 - precision
+    row = {
+        "fdr_mae": 100 * (fdp - stated).abs().mean().item(),
+        "auprc": ((precision * hit).sum() / n_true).item(),
+        "n_true": int(n_true),
+    }
+    for level in LEVELS:
+        size = int((stated <= level).sum())
+        row[f"fdp{_suffix(level)}"] = fdp[size - 1].item() if size else 0.0
+        row[f"tpr{_suffix(level)}"] = (hit[:size].sum() / n_true).item()
+        row[f"n_called{_suffix(level)}"] = size
+    first = _suffix(LEVELS[0])
+    return {**row, "fdp": row[f"fdp{first}"], "tpr": row[f"tpr{first}"]}
+
+
+def _suffix(level: float) -> str:
+    return f"_{round(100 * level):02d}"
+
+
+def fdr_curve(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float, points: int = 21) -> dict[str, Any]:
+    """Realised and expected FDR of the first k genes at some k, for the figure. Shapes: all ``(genes,)``."""
+    hit = (truth_lfc.abs() >= delta)[ranking(prob.double(), lfc.abs().double())].double()
+    count = torch.arange(1, len(hit) + 1)
+    kept = torch.linspace(0, len(hit) - 1, min(points, len(hit))).round().long()
+    fdp, fdr = 1 - hit.cumsum(0) / count, expected_fdr(prob)
+    return {"k": count[kept].tolist(), "fdp": fdp[kept].tolist(), "fdr": fdr[kept].tolist()}
+
+
+def fdp_floor(prob: Tensor, lfc: Tensor, *, repeats: int = 200, generator: torch.Generator) -> float:
+    r"""The mean `fdr_mae` of probabilities that are exactly right: what the randomness of the FDP alone leaves.
+
+    Truths are drawn from the probabilities themselves. Shapes: ``prob, lfc (genes,)``.
+    """
+    drawn = torch.rand(repeats, len(prob), generator=generator, dtype=torch.float64) < prob.double()
+    hit = drawn[:, ranking(prob.double(), lfc.abs().double())].double()
+    fdp = 1 - hit.cumsum(1) / torch.arange(1, len(prob) + 1)
+    return 100 * (fdp - expected_fdr(prob)).abs().mean().item()
+
+
+def coverage(low: Tensor, high: Tensor, truth_lfc: Tensor) -> float:
+    """Share of genes whose interval holds the true log-fold change. Shapes: all ``(genes,)``."""
+    return ((low <= truth_lfc) & (truth_lfc <= high)).double().mean().item()
