@@ -2,6 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# real data sets, where they are at hand; tests that need one skip where it is not
+DATA := $(abspath ../shared/data)
+ifneq ($(wildcard $(DATA)),)
+export VAERDICT_DATA ?= $(DATA)
+endif
 .PHONY: install demo test test-slow test-gpu lint format bench readme clean
 
 install: $(STAMP)
