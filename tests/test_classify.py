@@ -64,7 +64,7 @@ def digits():
 @pytest.fixture(scope="module")
 def reader(digits):
     """All three steps at small size, with a free class."""
-    return small(epochs=50, objectives=("VAE", "WW"), proposals=("CHI",), n_draws=64, n_free=1).fit(*digits[:2])
+    return small(epochs=50, objectives=("VAE", "WW"), proposals=("CHI",), n_draws=200, n_free=1).fit(*digits[:2])
 
 
 @pytest.fixture(scope="module")
