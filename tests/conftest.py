@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
+from vaerdict import cli
 from vaerdict.noise import seeded
 
 
@@ -19,3 +22,17 @@ def global_state_is_left_alone():
     assert torch.equal(torch.random.get_rng_state(), state), "the global random state was used"
     assert torch.get_default_dtype() == dtype
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `vaerdict ...` in this process; returns exit code, stdout, stderr."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vaerdict", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return run

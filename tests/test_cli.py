@@ -1,27 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
-import sys
+import logging
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from vaerdict import cli
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `vaerdict ...` in this process; returns exit code, stdout, stderr."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vaerdict", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture
@@ -168,3 +156,14 @@ def test_bench_writes_ratios_with_the_machine_they_hold_for(command, tmp_path):
     assert result["hardware"]["threads"] >= 1
     assert result["versions"]["torch"]
     assert result["rows"][0]["ratio"] == pytest.approx(result["rows"][0]["peer_s"] / result["rows"][0]["ours_s"])
+
+
+def test_a_terminal_hears_what_a_long_unit_is_doing_and_a_pipe_does_not(monkeypatch):
+    logger = logging.getLogger("vaerdict.experiments.mnist")
+    for terminal in (True, False):
+        written = io.StringIO()
+        monkeypatch.setattr(cli, "messages", Console(file=written, force_terminal=terminal))
+        with cli.progress_bar():
+            logger.info("training: [bold] models")
+        assert ("training: [bold] models" in written.getvalue()) is terminal
+    assert not logging.getLogger("vaerdict").handlers

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from test_de_analysis import simulated
-from vaerdict import cli, cli_de
+from vaerdict import cli_de
 from vaerdict.core import SettingError
 from vaerdict.de import COLUMNS
 
@@ -14,17 +13,9 @@ pytest.importorskip("anndata")
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `vaerdict de ...` in this process; returns exit code, stdout, stderr."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vaerdict", "de", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+def command(command):
+    """Run `vaerdict de ...`."""
+    return lambda *words: command("de", *words)
 
 
 @pytest.fixture

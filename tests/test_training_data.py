@@ -11,6 +11,7 @@ import torch
 from scipy import sparse
 from torch import Tensor, nn
 
+from test_training import SHORT, TRUE, X, member
 from vaerdict.core import DataError, SettingError
 from vaerdict.datasets import appendix
 from vaerdict.likelihoods import NegativeBinomial
@@ -18,7 +19,7 @@ from vaerdict.models.counts import CountModel
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import loss
-from vaerdict.proposals import Normal, OfCounts
+from vaerdict.proposals import OfCounts
 from vaerdict.training import (
     CHI,
     CYCLIC,
@@ -28,9 +29,7 @@ from vaerdict.training import (
     Fit,
     Member,
     OwnBound,
-    Recipe,
     RefinedBound,
-    Settings,
     loop,
     train,
 )
@@ -38,15 +37,7 @@ from vaerdict.training.data import Apart, Shared, Sparse
 from vaerdict.training.flat import Adam, Flat
 from vaerdict.training.stacks import Stack
 
-TRUE = PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 0.7)
-X = TRUE.simulate(300, generator=seeded(1))[0]
-SHORT = Settings(n_particles=5, epochs=3, batch_size=50, patience=None, check_every=2, score_particles=10)
 CPU = torch.device("cpu")
-
-
-def member(recipe: Recipe, seed: int) -> Member:
-    proposal = Normal().make(X, 2, hidden=(8,), generator=seeded(seed))
-    return Member(PPCA(TRUE.weight, 1.0), proposal, recipe, seed)
 
 
 def parameters(fit: Fit | Member) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -271,13 +272,34 @@ def progress_bar() -> Iterator[core.Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=messages, transient=True) as bar:
         tasks: dict[str, Any] = {}
+        heard = _Listener(bar)
+        logger = logging.getLogger("vaerdict")
 
         def progress(done: int, total: int, what: str, /) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done, total=total)
 
-        yield progress
+        before = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(heard)
+        try:
+            yield progress
+        finally:
+            logger.removeHandler(heard)
+            logger.setLevel(before)
+
+
+class _Listener(logging.Handler):
+    """Shows what a long unit says it is doing."""
+
+    def __init__(self, bar: Progress) -> None:
+        super().__init__(logging.INFO)
+        self.bar = bar
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print above the bars, which stay where they are."""
+        self.bar.console.print(record.getMessage(), style="dim", markup=False, highlight=False)
 
 
 def _rows(title: str, rows: list[dict[str, Any]]) -> None:

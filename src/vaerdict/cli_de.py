@@ -89,9 +89,10 @@ def summary(result: Any) -> str:
 
 def _contrast(result: Any, contrast: dict[str, Any]) -> list[str]:
     found = result.discoveries(contrast["name"])
-    lines = ["", f"{contrast['name']}: {contrast['n_up']} genes up, {contrast['n_down']} down"]
+    lines = ["", f"{contrast['name']}: {contrast['n_up']} genes up, {contrast['n_down']} down (LFC with its interval)"]
     for word, rows in (("up", found[found["lfc_mean"] > 0]), ("down", found[found["lfc_mean"] < 0])):
         first = rows.head(_SHOWN)
-        genes = ", ".join(f"{g} {x:+.1f}" for g, x in zip(first["gene"], first["lfc_mean"], strict=True))
+        columns = zip(*(first[c] for c in ("gene", "lfc_mean", "lfc_low", "lfc_high")), strict=True)
+        genes = ", ".join(f"{g} {x:+.1f} [{low:+.1f}, {high:+.1f}]" for g, x, low, high in columns)
         lines += [f"  {word}: {genes}"] if genes else []
     return lines

@@ -10,13 +10,11 @@ from vaerdict.de.compare import Support
 _CERTIFIED, _CAUTION = 0.95, 0.8  # shares of a group's cells whose weights are in order
 
 _LEFT_OUT = (
-    "The model's own error is not in the intervals (no refits): in simulations with 500 cells a group, 90 % intervals "
-    "then covered the truth in about half of the cases, with refits in about three quarters; read them as too narrow."
+    "The model's own error is not in the intervals (no refits): read them as too narrow, the more so the more cells."
 )
 _WITH_REFITS = (
-    "Intervals hold the uncertainty of the posterior, of the {units} and, by {n} refits, of the model; in simulations "
-    "with five or six refits 90 % intervals covered the truth in about three quarters of cases with 500 cells a group "
-    "and in more than 90 % with 50."
+    "Intervals hold the uncertainty of the posterior, of the {units} and, by {n} refits, of the model; few refits show "
+    "that last part roughly."
 )
 CELLS = (
     "Cells are treated as replicates: the FDR is about these individuals' cells, not about other individuals; name the "

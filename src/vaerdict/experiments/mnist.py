@@ -7,6 +7,7 @@ test ones. One unit is one variant of the model with everything that is measured
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ from vaerdict.samplers import smc
 from vaerdict.training.semibounds import RULES, rule
 from vaerdict.training.semistack import Labelled, SemiMember, SemiSettings
 from vaerdict.training.semisupervised import SemiFit, train_each
+
+log = logging.getLogger(__name__)
 
 N_KNOWN = 9
 MIXTURE = ("IWAE", "WW", "CHI")
@@ -166,6 +169,7 @@ class Lab:
     @contextmanager
     def stage(self, name: str, what: str) -> Iterator[None]:
         """Take the time of a stage, to its end on the device."""
+        log.info("%s: %s", name, what)
         started = time.perf_counter()
         yield
         if self.device.type == "cuda":

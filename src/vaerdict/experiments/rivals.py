@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import CountData
 from vaerdict.experiments.genes_metrics import measure, measure_tested
-from vaerdict.foreign import contained
+from vaerdict.foreign import contained, needed
 from vaerdict.noise import seeded
 
 
@@ -34,7 +33,7 @@ class Fitted(NamedTuple):
 
 def train_scvi(counts: Tensor, *, seed: int = 0, max_epochs: int | None = None, **settings: Any) -> Fitted:
     """Train scvi-tools' SCVI on counts ``(cells, genes)``; epochs and `settings` are its defaults unless given."""
-    scvi, anndata = _needed("scvi"), _needed("anndata")
+    scvi, anndata = needed("scvi", "rivals"), needed("anndata", "rivals")
     with contained(seed):
         adata = anndata.AnnData(counts.numpy())
         started = time.perf_counter()
@@ -109,7 +108,7 @@ def _scvi(contrast: Contrast, weights: str) -> Found:
 
 def wilcoxon(contrast: Contrast) -> Found:
     """scanpy's Wilcoxon rank-sum test on log-normalised counts, Benjamini-Hochberg."""
-    scanpy, anndata = _needed("scanpy"), _needed("anndata")
+    scanpy, anndata = needed("scanpy", "rivals"), needed("anndata", "rivals")
     counts, group = contrast.frame()
     adata = anndata.AnnData(counts, obs={"group": group})
     scanpy.pp.normalize_total(adata)
@@ -122,8 +121,11 @@ def wilcoxon(contrast: Contrast) -> Found:
 
 def pseudobulk(contrast: Contrast) -> Found:
     """DESeq2 (pydeseq2) on the summed counts of every donor, Wald test of |LFC| > delta, Benjamini-Hochberg."""
-    pydeseq2, pandas = _needed("pydeseq2.dds"), _needed("pandas")
-    ds, inference = _needed("pydeseq2.ds"), _needed("pydeseq2.default_inference").DefaultInference(n_cpus=1)
+    pydeseq2, pandas = needed("pydeseq2.dds", "rivals"), needed("pandas", "rivals")
+    ds, inference = (
+        needed("pydeseq2.ds", "rivals"),
+        needed("pydeseq2.default_inference", "rivals").DefaultInference(n_cpus=1),
+    )
     counts, group = _sums(contrast)
     rows = [str(i) for i in range(len(counts))]
     data = pydeseq2.DeseqDataSet(
@@ -202,7 +204,7 @@ def rival_rows(
         raise SettingError(f"no rival {', '.join(unknown)}; there are {', '.join(RIVALS)}.")
     names = [name for name in names if name != "pseudobulk" or data.donors is not None]
     for package in dict.fromkeys(package for name in names for package in RIVALS[name].packages):
-        _needed(package)  # before anything is trained or timed
+        needed(package, "rivals")  # before anything is trained or timed
     scvi = [name for name in names if name.startswith("scvi")]
     fit = train_scvi(data.counts, seed=seed, max_epochs=max_epochs) if scvi else None
     rows = []
@@ -239,11 +241,3 @@ def ask(rival: Rival, contrast: Contrast, seed: int) -> tuple[Found, float]:
 
 def _column(table: Any, name: str) -> Tensor:
     return torch.as_tensor(table[name].to_numpy(dtype=np.float64, copy=True))
-
-
-def _needed(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.split(".")[0]
-        raise SettingError(f"this rival needs {package}; install it with `pip install vaerdict[rivals]`.") from error

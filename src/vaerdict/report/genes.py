@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from vaerdict.experiments.ppca import published
-from vaerdict.report import figures, genes_contrasts, genes_figures, genes_tables
+from vaerdict.report import genes_contrasts, genes_figures, genes_tables
 from vaerdict.report.claims import RULE, Claim, tally
+from vaerdict.report.crossed import Pick, cross_picture
 from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.genes_claims import SCALES, aims, donor_claims, further_claims, on_each, paper_claims
 from vaerdict.report.genes_rows import FLOORS, UNCERTAINTIES, floor, of_simulator, ours, simulators
@@ -112,18 +113,9 @@ def _folded(table: Table | None) -> Table | None:
     return None if table is None else replace(table, detail=True)
 
 
-def _heat(cross: Sequence[Row], simulator: str, quantity: Column, pick: Any) -> Picture:
+def _heat(cross: Sequence[Row], simulator: str, quantity: Column, pick: Pick) -> Picture:
     means = cross_means(cross, simulator, quantity.key)
-    values = {m: {q: mean and mean.mean for q, mean in row.items()} for m, row in means.items()}
-    rows = "; ".join(
-        f"{m}: " + ", ".join(f"{q} {quantity.text(v)}" for q, v in row.items()) for m, row in values.items()
-    )
-    return Picture(
-        f"cross-{quantity.key}-{simulator}",
-        f"{quantity.title} on each fixed model; lighter is better, the best proposal of each model is framed.",
-        f"Heat map of {quantity.title}, models by proposals. {rows}.",
-        lambda: figures.heat_map(values, quantity, pick),
-    )
+    return cross_picture(means, quantity, f"cross-{quantity.key}-{simulator}", pick=pick)
 
 
 def _curves(rows: Sequence[Row], simulator: str) -> Picture | None:

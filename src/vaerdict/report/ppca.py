@@ -10,6 +10,7 @@ from vaerdict import diagnostics
 from vaerdict.experiments.ppca import published
 from vaerdict.report import figures, ppca_tables
 from vaerdict.report.claims import RULE, Claim, tally
+from vaerdict.report.crossed import cross_picture
 from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.ppca_claims import ERRORS, further_claims, paper_claims
 from vaerdict.report.ppca_tables import KHAT, MAE, NOISES, beyond_rows, cross_means, floor_means
@@ -102,16 +103,7 @@ def _setting(results: Row, name: str) -> Any:
 
 def _heat(cross: Sequence[Row], k: int, quantity: Column) -> Picture:
     means = cross_means(cross, k, quantity.key)
-    values = {m: {q: mean and mean.mean for q, mean in row.items()} for m, row in means.items()}
-    rows = "; ".join(
-        f"{m}: " + ", ".join(f"{q} {quantity.text(v)}" for q, v in row.items()) for m, row in values.items()
-    )
-    return Picture(
-        f"cross-{quantity.key}-k{k}",
-        f"{quantity.title} on each fixed model; lighter is better, the best proposal of each model is framed.",
-        f"Heat map of {quantity.title}, models by proposals, {k} particles. {rows}.",
-        lambda: figures.heat_map(values, quantity),
-    )
+    return cross_picture(means, quantity, f"cross-{quantity.key}-k{k}", aside=f", {k} particles")
 
 
 def _curves(curve: Sequence[Row], floors: Sequence[Row]) -> list[Block]:
