@@ -162,6 +162,9 @@ def test_the_users_model_is_left_as_it_was():
     assert not wrapped.module.training
     assert all(p.requires_grad for p in model.module.parameters())
     assert isinstance(model.module.decoder.px_dropout_decoder, torch.nn.Linear)
+    kinds = [[type(part) for part in module.modules()] for module in (model.module, wrapped.module)]
+    assert torch.nn.BatchNorm1d in kinds[0]
+    assert torch.nn.BatchNorm1d not in kinds[1]  # each is part of the layer before it
 
 
 def test_refinement_repairs_the_encoders_posterior(generator):
@@ -252,12 +255,12 @@ def untrained() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (scanvi, "a SCANVI has other latents.*SCVI and LinearSCVI can be wrapped"),
+        (scanvi, "depends on a label and on a second latent state.*give the SCVI that it was made from"),
         (minified, "minified without their counts; load it with the full AnnData"),
         (untrained, "call its train\\(\\) first"),
         (lambda: fitted(epochs=1, use_observed_lib_size=False), "train it with use_observed_lib_size=True"),
         (lambda: fitted(epochs=1, gene_likelihood="normal"), "'normal' is not one of counts; train with nb"),
-        (torch.nn.Identity, "a Identity has other latents"),
+        (torch.nn.Identity, "a Identity has other latents.*SCVI and LinearSCVI can be wrapped"),
     ],
 )
 def test_what_cannot_be_wrapped_is_refused_with_the_remedy(make, message):

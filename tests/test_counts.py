@@ -258,6 +258,19 @@ def test_proposals_for_counts_can_be_stacked():
         torch.testing.assert_close(together[:, i], q.log_prob(z[:, i], xs[i]))
 
 
+@pytest.mark.parametrize("n_batches", [0, 2])
+def test_whole_numbers_are_counts_too(n_batches):
+    x = counts()[:, : GENES - n_batches].float()
+    x = with_batches(x, n_batches) if n_batches else x
+    made = []
+    for given in (x, x.int()):
+        m = CountModel.start(given, D, generator=seeded(0), hidden=(8,), n_batches=n_batches)
+        q = OfCounts(n_batches=n_batches).make(given, D, hidden=(8,), generator=seeded(1))
+        z, log_q = q.draw(given, K, generator=seeded(2))
+        made.append(m.log_joint(given, z) - log_q)
+    assert torch.equal(*made)
+
+
 # ----------------------------------------------------------------------------------------- evidence, by quadrature
 @pytest.mark.parametrize("likelihood", [NegativeBinomial(), ZeroInflated()])
 def test_refined_evidence_is_the_integral(likelihood):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from vaerdict.cli import _engine, app
 from vaerdict.core import SettingError
-from vaerdict.engines import Engine, Local, Ray
+from vaerdict.engines import Engine, Local, Made, Ray, Threads, in_order
 from vaerdict.experiments.reproduce import reproduce
 from vaerdict.experiments.runner import run_units
 from vaerdict.noise import seeded
@@ -118,6 +119,8 @@ def test_a_lost_machine_is_made_up_for_and_the_cluster_is_left_running(tmp_path,
     params=[
         pytest.param(Local(1), id="here"),
         pytest.param(Local(2), id="processes"),
+        pytest.param(Threads(1), id="a thread"),
+        pytest.param(Threads(3), id="threads"),
         pytest.param(Ray(), id="ray", marks=[needs_ray, quiet]),
         pytest.param(Ray(workers=1), id="ray, one at a time", marks=[needs_ray, quiet]),
     ]
@@ -148,6 +151,37 @@ def test_closing_drops_what_has_not_begun(engine: Engine, tmp_path):
     assert Path(marks[place]).exists()
     time.sleep(0.5)
     assert len(list(tmp_path.glob("mark-*"))) < 15
+
+
+def test_threads_leave_torch_as_it_was_and_ask_for_items_when_they_are_free():
+    made: list[int] = []
+    items = Made(range(6), lambda key: made.append(key) or key)
+    before = torch.get_num_threads()
+    with torch.no_grad(), closing(Threads(2).map(grad_enabled, items)) as results:
+        assert next(results)[1] is False  # as where they were asked from
+        assert len(made) == 2
+        assert [enabled for _, enabled in results] == [False] * 5
+    assert made == list(range(6))
+    assert torch.get_num_threads() == before
+
+
+def grad_enabled(_: int) -> bool:
+    return torch.is_grad_enabled()
+
+
+def test_results_are_put_in_order_as_soon_as_they_can_be():
+    seen: list[int] = []
+
+    def come() -> Iterator[tuple[int, str]]:
+        for place in (1, 2, 0, 3):
+            seen.append(place)
+            yield place, "abcd"[place]
+
+    results = in_order(come())
+    assert next(results) == "a"
+    assert seen == [1, 2, 0]
+    assert list(results) == ["b", "c", "d"]
+    assert list(in_order(iter([]))) == []
 
 
 @needs_ray

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from vaerdict import diagnostics
+from vaerdict.benchmarks import gpu
 from vaerdict.models import M1M2, PPCA, recognition
+from vaerdict.models.counts import CountModel
 from vaerdict.networks import CNN, stack
 from vaerdict.noise import Sobol, seeded
 from vaerdict.procedure import expect, posterior
-from vaerdict.proposals import Normal, Prior, Student
+from vaerdict.proposals import Normal, OfCounts, Prior, Student
 from vaerdict.refinement import refine
 from vaerdict.samplers import ais, smc
 from vaerdict.training import CHI, IWAE, RULES, VAE, WW, Labelled, Member, SemiMember, SemiSettings, Settings, train
@@ -127,3 +131,35 @@ def test_a_recorded_step_is_the_step(rules, relaxed):
             assert torch.equal(index, again)
             torch.testing.assert_close(step(again), plain.step(index), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(replayed.adam.flat.values, plain.adam.flat.values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_training_by_graphs_is_training(joint):
+    x = torch.poisson(torch.full((160, 12), 3.0), generator=seeded(0)) + 1
+    settings = Settings(n_particles=4, epochs=3, batch_size=32, patience=None, check_every=3, joint=joint)
+
+    def members() -> list[Member]:
+        return [
+            Member(
+                CountModel.start(x, 3, generator=seeded(s), hidden=(8,)),
+                OfCounts().make(x, 3, hidden=(8,), generator=seeded(s)),
+                recipe,
+                s,
+            )
+            for s, recipe in enumerate((VAE, IWAE, WW, CHI))
+        ]
+
+    plain, replayed = (
+        train(members(), x[:128], x[128:], replace(settings, graphs=graphs), device="cuda") for graphs in (False, True)
+    )
+    for a, b in zip(plain, replayed, strict=True):
+        for old, new in zip(a.model.parameters(), b.model.parameters(), strict=True):
+            torch.testing.assert_close(new, old, rtol=1e-3, atol=1e-4)
+        assert a.history[-1][1] == pytest.approx(b.history[-1][1], abs=1e-2)
+
+
+def test_stacks_of_every_grid_can_be_recorded():
+    device = torch.device("cuda")
+    for make in [make for grid in (gpu._mnist, gpu._genes, gpu._ppca) for make in grid(gpu.SMALL, device)]:
+        work = make()
+        assert gpu._replayed(work, device) is not None, (work.grid, work.case)

@@ -9,7 +9,7 @@ from scipy import stats
 from checks import assert_mean
 from vaerdict import noise
 from vaerdict.core import SettingError
-from vaerdict.noise import Iid, Sobol, as_source, seeded
+from vaerdict.noise import Iid, PerUnit, Sobol, as_source, seeded
 
 LIKE = torch.zeros((), dtype=torch.double)
 
@@ -126,3 +126,96 @@ def test_a_first_point_rounded_up_to_one_stays_inside(generator, monkeypatch):
 
     monkeypatch.setattr(noise, "SobolEngine", Rounded)
     assert torch.isfinite(Sobol(generator).normal(1, (50,), 3, like=LIKE)).all()
+
+
+# ------------------------------------------------------------------------------------------------ noise of units
+UNITS, MANY = torch.arange(400), 500
+
+
+def drawn(name: str, seed: int = 0, stream: int = 0, units: torch.Tensor = UNITS, k: int = MANY) -> torch.Tensor:
+    """Standardised noise of units in double precision. Shapes: ``-> (k, units)``."""
+    source, batch = PerUnit(seed, stream, units), tuple(units.shape)
+    if name == "uniform":
+        return (source.uniform(k, batch, 1, like=LIKE).squeeze(-1) - 0.5) * math.sqrt(12)
+    if name == "normal":
+        return source.normal(k, batch, 1, like=LIKE).squeeze(-1)
+    alpha = float(name.removeprefix("gamma "))
+    return (source.gamma(k, batch, torch.tensor(alpha).double()).squeeze(-1) - alpha) / math.sqrt(alpha)
+
+
+LAWS = {
+    "uniform": stats.uniform(-math.sqrt(3), 2 * math.sqrt(3)),
+    "normal": stats.norm,
+    "gamma 5": stats.gamma(5, loc=-math.sqrt(5), scale=1 / math.sqrt(5)),
+    "gamma 0.4": stats.gamma(0.4, loc=-math.sqrt(0.4), scale=1 / math.sqrt(0.4)),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_noise_of_units_has_its_law(name):
+    """Kolmogorov-Smirnov on 200,000 numbers, and on as many of few units; false alarms 1e-6 each."""
+    for units, k in ((UNITS, MANY), (torch.tensor([3, 10**9]), 100_000)):
+        values = drawn(name, units=units, k=k).flatten().numpy()
+        assert stats.kstest(values, LAWS[name].cdf).pvalue > 1e-6
+        assert stats.kstest(values + 0.02, LAWS[name].cdf).pvalue < 1e-6  # the check can fail
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_noise_of_units_is_independent_along_and_across_them(name):
+    """Correlations of values and squares, lagged along draws and units, with streams, seeds and neighbours apart."""
+    x = drawn(name)
+    others = {
+        "draw": (x[1:], x[:-1]),
+        "two draws": (x[2:], x[:-2]),
+        "unit": (x[:, 1:], x[:, :-1]),
+        "both": (x[1:, 1:], x[:-1, :-1]),
+        "stream": (x, drawn(name, stream=1)),
+        "seed": (x, drawn(name, seed=1)),
+        "halves": (x[: MANY // 2], x[MANY // 2 :]),
+    }
+    for a, b in others.values():
+        for f in (torch.clone, torch.square):
+            one, two = ((t - t.mean()) / t.std() for t in (f(a), f(b)))
+            assert_mean((one * two).flatten(), 0.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean((x * (0.02 * x + drawn(name, seed=1))).flatten(), 0.0, rate=1e-6)
+
+
+def test_several_numbers_of_one_unit_are_apart():
+    """The two normals of one hash, the coordinates of a draw, and gammas beside normals."""
+    eps, gamma = PerUnit(0, 0, UNITS).normal_gamma(MANY, UNITS.shape, 4, torch.tensor(5.0).double())
+    columns = torch.cat([eps, (gamma - 5) / math.sqrt(5)], -1).flatten(0, 1)
+    for i in range(5):
+        for j in range(i):
+            assert_mean(columns[:, i] * columns[:, j], 0.0, rate=1e-6)
+    assert stats.kstest(eps[..., 3].flatten().numpy(), stats.norm.cdf).pvalue > 1e-6
+
+
+def test_what_a_unit_draws_depends_on_it_alone_and_goes_on():
+    some = torch.tensor([7, 2, 399])
+    all_of_them, few = PerUnit(5, 2, UNITS), PerUnit(5, 2, some)
+    for _ in range(2):
+        whole, part = (s.normal_gamma(6, s.units.shape, 3, torch.tensor(0.7)) for s in (all_of_them, few))
+        for a, b in zip(whole, part, strict=True):
+            torch.testing.assert_close(a[:, some], b)  # functions may round otherwise at the end of a row of numbers
+    again = PerUnit(5, 2, some).normal(6, some.shape, 3, like=LIKE.float())
+    assert not torch.equal(again, few.normal(6, some.shape, 3, like=LIKE.float()))
+    assert as_source(few) is few
+    with pytest.raises(SettingError, match="noise of 3 units was asked for a batch"):
+        few.normal(2, (4,), 1, like=LIKE)
+
+
+def test_the_hash_is_splitmix64():
+    """The first numbers of the reference implementation (Vigna, splitmix64.c) from state 1234567."""
+    state = torch.tensor([1234567]) + noise._GOLDEN * torch.arange(1, 4)
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [int(word) % 2**64 for word in noise._mix(state)] == expected
+
+
+def test_single_precision_never_leaves_the_open_interval():
+    words = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
+    for dtype in (torch.float32, torch.float64):
+        u = noise._unit_interval(words, dtype)
+        assert (u > 0).all()
+        assert (u < 1).all()
+        assert all((half > 0).all() and (half <= 1).all() for half in noise._halves(words, dtype))

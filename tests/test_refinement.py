@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -599,3 +600,19 @@ def test_aligned_sobol_draws_reach_the_floor_of_tail_probabilities(generator):
         assert error(aligned, coordinate, Sobol(generator)) < 0.0015
     # the first coordinate is the root's own first: turning matters for any other question
     assert error(q, 5, Sobol(generator)) > 3 * error(aligned, 5, Sobol(generator))
+
+
+def test_refining_leaves_nothing_behind():
+    """Looking what autograd keeps must not keep it: blocks of cells are refined by the thousand."""
+    model = Counts()
+    x, z = model.simulate(6, generator=seeded(0))
+
+    def live() -> int:
+        gc.collect()
+        return sum(type(o) is Tensor for o in gc.get_objects())
+
+    refine(model, x, z)
+    before = live()
+    for _ in range(3):
+        refine(model, x, z)
+    assert live() == before

@@ -33,7 +33,7 @@ from vaerdict.training import (
     loop,
     train,
 )
-from vaerdict.training.data import Apart, Shared, Sparse
+from vaerdict.training.data import Apart, Resampled, Shared, Sparse
 from vaerdict.training.flat import Adam, Flat
 from vaerdict.training.stacks import Stack
 
@@ -80,6 +80,16 @@ def test_batches_of_data_apart_are_each_members_own():
     assert isinstance(one, Shared)
     assert torch.equal(one.x, x[1])
     assert torch.equal(data.of([1, 0]).tensors()[0], x.flip(0))
+
+
+@pytest.mark.parametrize("n_members", [1, 2])
+def test_resampled_rows_train_like_copies_of_them(n_members):
+    """A bootstrap by numbers of rows is the bootstrap of the rows, in a stack and alone."""
+    rows = torch.stack([torch.randint(len(X), (60,), generator=seeded(i)) for i in range(n_members)])
+    members = [member(IWAE, seed=i) for i in range(n_members)]
+    valid = X[:30].expand(n_members, -1, -1)
+    copies, numbers = (train(members, given, valid, SHORT, apart=True) for given in (X[rows], Resampled(X, rows)))
+    assert all(alike(a, b) for a, b in zip(copies, numbers, strict=True))
 
 
 def test_as_many_data_sets_as_members_are_needed():

@@ -1,4 +1,4 @@
-"""Where work is done: in this process, in processes of this machine, or on the machines of a Ray cluster.
+"""Where work is done: in threads of this process, in processes of this machine, or on the machines of a Ray cluster.
 
 An engine maps a function over items and hands back every result as it comes. Results do not depend on the engine: each
 item is done by one thread, and what it draws comes from seeds of its own.
@@ -10,11 +10,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from itertools import islice
+from itertools import count, islice
 from multiprocessing import get_context, parent_process
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from vaerdict.core import SettingError, check_count
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K")
 
 _NAMESPACE = "vaerdict"
 
@@ -62,6 +64,69 @@ class Local:
 
 
 @dataclass(frozen=True)
+class Threads:
+    """Threads of this process, one a core by default, for work that spends its time inside torch.
+
+    Nothing is copied, and an item is asked for when a thread is free for it, so that items may be made as they go.
+    """
+
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check_count(self.workers, name="workers")
+
+    def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
+        """Each item's place and result, in the order they are finished."""
+        workers = min(self.workers or os.cpu_count() or 1, len(items))
+        if workers <= 1:
+            yield from Local(1).map(fn, items)
+            return
+        waiting, running = iter(enumerate(items)), dict[Future[R], int]()
+        work = partial(_as_here, torch.is_grad_enabled(), fn)
+        # threads ask for torch's number of threads when they start: they must find one
+        with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            while True:
+                room = workers - len(running)
+                running |= {pool.submit(work, item): place for place, item in islice(waiting, room)}
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+
+
+def started(engine: Engine | None) -> AbstractContextManager[None]:
+    """An engine that has to be started, started once for all its maps inside; of others nothing."""
+    return engine.running() if isinstance(engine, Ray) else nullcontext()
+
+
+class Made(Sequence[T]):
+    """Items made from keys when they are asked for, and not kept."""
+
+    def __init__(self, keys: Sequence[K], make: Callable[[K], T]) -> None:
+        self.keys, self.make = keys, make
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, at: Any) -> Any:
+        """The item of the key at a place."""
+        return self.make(self.keys[at])
+
+
+def in_order(results: Iterator[tuple[int, R]]) -> Iterator[R]:
+    """Results in the order of their items; those that come early wait."""
+    early: dict[int, R] = {}
+    for expected in count():
+        while expected not in early:
+            came = next(results, None)
+            if came is None:
+                return
+            early[came[0]] = came[1]
+        yield early.pop(expected)
+
+
+@dataclass(frozen=True)
 class Ray:
     """Tasks of a Ray cluster: that at `address`, or one on this machine started for the purpose and stopped afterwards.
 
@@ -97,6 +162,10 @@ class Ray:
             finally:
                 for ref in places:
                     ray.cancel(ref, force=True)
+
+    def running(self) -> AbstractContextManager[None]:
+        """The cluster, joined or started once for all maps inside."""
+        return self._runtime(_ray())
 
     def _room(self, running: dict[Any, int]) -> int | None:
         """How many more tasks may be handed over; None for any number."""
@@ -178,6 +247,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _as_here(grad: bool, fn: Callable[[T], R], item: T) -> R:
+    """In a thread, which starts with gradients enabled whatever its maker had."""
+    with torch.set_grad_enabled(grad):
+        return fn(item)
 
 
 def _on_one_thread(fn: Callable[[T], R], item: T) -> R:

@@ -173,7 +173,12 @@ def _log_kept(at: CountParameters) -> Tensor:
 
 
 def _over_positive(f: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
-    """Sum over genes of f, which is zero at zero, evaluated only where x is not. Shapes: ``-> (*batch)``."""
+    """Sum over genes of f, which is zero at zero, evaluated only where x is not. Shapes: ``-> (*batch)``.
+
+    On a GPU everywhere: to know where x is not zero the host would have to wait, and f costs little there.
+    """
+    if x.is_cuda:
+        return f(x, *others).sum(-1)
     rows, genes = x.reshape(-1, x.shape[-1]).nonzero(as_tuple=True)
 
     def entries(t: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where randomness comes from: i.i.d. generators, one per stacked member, or a scrambled Sobol net.
+"""Where randomness comes from: i.i.d. generators, one per stacked member, a counter per unit, or a scrambled Sobol net.
 
 A proposal asks a source for base noise and transforms it; it never samples by itself. The same transform therefore
 serves plain Monte Carlo, quasi-Monte-Carlo and many seeds trained side by side.
@@ -6,6 +6,7 @@ serves plain Monte Carlo, quasi-Monte-Carlo and many seeds trained side by side.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -132,14 +133,124 @@ class Sobol:
         return eps, gamma.to(concentration)
 
 
-Source = Iid | Sobol
-Randomness = torch.Generator | Sequence[torch.Generator] | Iid | Sobol
+@dataclass(eq=False)
+class PerUnit:
+    """Noise of units, such as cells, that depends on the seed, the stream and the unit alone.
+
+    A generator for each unit would do the same, one call at a time. Here number i of a unit is a hash of (seed, stream,
+    unit, i), so that all are made at once, on any device, and alike whichever units are asked together. The hash is
+    SplitMix64, with a key of its own for each unit. Like a generator it goes on where the last call ended.
+
+    Shapes: ``units (n,)`` of whole numbers, on the device of the noise; a batch must be ``(n,)``.
+
+    Reference: Steele, Lea & Flood (2014), Fast splittable pseudorandom number generators, OOPSLA.
+    """
+
+    seed: int
+    stream: int
+    units: Tensor = field(repr=False)
+    used: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        start = _wrapped(_scalar_mix(_scalar_mix(self.seed) + self.stream))
+        self.keys = _mix(self.units.long() * _GOLDEN + start)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A generator for what only knows those, seeded by the first unit; of several units it serves all."""
+        self.used += 1
+        return seeded(int(_mix(self.keys[:1] + _wrapped(self.used * _GOLDEN))[0]) % 2**63)
+
+    def uniform(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
+        """Uniform numbers of (0, 1), shape ``(k, n, d)``, with the dtype of `like`."""
+        return _unit_interval(self._words(k, batch, d), like.dtype)
+
+    def normal(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
+        """Standard normals of shape ``(k, n, d)``, two from each number by the method of Box and Muller."""
+        pairs = self._words(k, batch, (d + 1) // 2)
+        u, angle = _halves(pairs, like.dtype)
+        radius, angle = u.log_().mul_(-2).sqrt_(), angle.mul_(2 * math.pi)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :d]
+
+    def gamma(self, k: int, batch: Sequence[int], concentration: Tensor) -> Tensor:
+        """Standard gammas of shape ``(k, n, 1)``, all of one concentration."""
+        return _gammas(self._words(k, batch, 1), float(concentration), concentration.dtype)
+
+    def normal_gamma(self, k: int, batch: Sequence[int], d: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
+        """Standard normals ``(k, n, d)`` and standard gammas ``(k, n, 1)``, independent of each other."""
+        return self.normal(k, batch, d, like=concentration), self.gamma(k, batch, concentration)
+
+    def _words(self, k: int, batch: Sequence[int], d: int) -> Tensor:
+        """The next k d numbers of 64 bits of each unit. Shapes: ``-> (k, n, d)``."""
+        if tuple(batch) != tuple(self.units.shape):
+            raise SettingError(f"noise of {len(self.units)} units was asked for a batch {tuple(batch)}; ask for these.")
+        counter = torch.arange(self.used + 1, self.used + k * d + 1, device=self.keys.device).reshape(k, 1, d)
+        self.used += k * d
+        return _mix(counter * _GOLDEN + self.keys[:, None])
+
+
+def _wrapped(word: int) -> int:
+    """The low 64 bits, as a signed number: what torch's integers hold."""
+    return (word + 2**63) % 2**64 - 2**63
+
+
+_GOLDEN, _FIRST, _SECOND = (_wrapped(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mix(words: Tensor) -> Tensor:
+    """SplitMix64's finaliser, in place: every bit of the answer depends on every bit of the word."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        words.bitwise_xor_((words >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(factor)
+    return words.bitwise_xor_((words >> 31).bitwise_and_((1 << 33) - 1))
+
+
+def _scalar_mix(word: int) -> int:
+    return int(_mix(torch.tensor([_wrapped(word)]))[0])
+
+
+def _halves(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two uniform numbers of (0, 1] from the high and the low 32 bits."""
+    high, low = (words >> 32) & 0xFFFFFFFF, words & 0xFFFFFFFF
+    return tuple(half.to(dtype).add_(0.5).mul_(2.0**-32) for half in (high, low))  # type: ignore[return-value]
+
+
+def _unit_interval(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """Uniform numbers of (0, 1), as fine as the dtype allows."""
+    bits = 52 if dtype == torch.float64 else 23  # one less than the mantissa, so that the half is not rounded away
+    return ((words >> (64 - bits)) & ((1 << bits) - 1)).to(dtype).add_(0.5).mul_(2.0**-bits)
+
+
+def _gammas(words: Tensor, concentration: float, dtype: torch.dtype) -> Tensor:
+    r"""A standard gamma from each word, which is the key of its own sequence of attempts.
+
+    Marsaglia and Tsang's rejection, refused once in twenty or less; below one by
+    :math:`G_a = G_{a+1} U^{1/a}`. Reference: Marsaglia & Tsang (2000), A simple method for generating gamma variables.
+    """
+    keys = words.flatten()
+    d = (concentration if concentration >= 1 else concentration + 1) - 1 / 3
+    out, left, attempt = torch.empty(len(keys), dtype=dtype, device=keys.device), keys, 0
+    place = torch.arange(len(keys), device=keys.device)
+    while len(left):
+        u, angle = _halves(_mix(left + _wrapped((2 * attempt + 1) * _GOLDEN)), dtype)
+        x = u.log_().mul_(-2).sqrt_().mul_(angle.mul_(2 * math.pi).cos_())
+        v = (1 + x / math.sqrt(9 * d)) ** 3
+        test = _unit_interval(_mix(left + _wrapped((2 * attempt + 2) * _GOLDEN)), dtype).log_()
+        ok = (v > 0) & (test < 0.5 * x.square() + d * (1 - v + v.clamp_min(torch.finfo(dtype).tiny).log()))
+        out[place[ok]] = d * v[ok]
+        left, place, attempt = left[~ok], place[~ok], attempt + 1
+    if concentration < 1:
+        out *= _unit_interval(_mix(keys ^ _SECOND), dtype) ** (1 / concentration)
+    return out.reshape(words.shape)
+
+
+Source = Iid | Sobol | PerUnit
+Randomness = torch.Generator | Sequence[torch.Generator] | Iid | Sobol | PerUnit
 """What ``generator=`` accepts: a generator, one per stacked member, or a source."""
 
 
 def as_source(generator: Randomness) -> Source:
     """The source behind a ``generator=`` argument."""
-    if isinstance(generator, (Iid, Sobol)):
+    if isinstance(generator, (Iid, Sobol, PerUnit)):
         return generator
     if isinstance(generator, torch.Generator):
         return Iid((generator,))

@@ -26,7 +26,7 @@ from vaerdict.core import (
 )
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
 from vaerdict.networks import MLP, stackable
-from vaerdict.noise import Randomness, Sobol, Source, as_source
+from vaerdict.noise import Iid, Randomness, Source, as_source
 from vaerdict.views import LogNormalised
 
 _SCALE_FLOOR = 1e-6
@@ -201,6 +201,7 @@ class OfCounts:
     def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Viewed:
         """A fresh proposal for counts like x with d latents."""
         n_genes = x.shape[-1] - self.n_batches
+        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())  # counts may be integers
         view = LogNormalised(n_genes, x[..., :n_genes].sum(-1).double().median().to(x))
         return Viewed(view, self.family.make(view(x), d, hidden=hidden, generator=generator))
 
@@ -325,7 +326,7 @@ class Prior:
 def _sample(prior: core.Prior, shape: tuple[int, ...], generator: Randomness) -> Latent:
     """Sample a torch distribution, which only knows the global state, from a generator."""
     source = as_source(generator)
-    with global_state_from(source.generator if isinstance(source, Sobol) else source.generators[0]):
+    with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
         return prior.sample(torch.Size(shape))
 
 

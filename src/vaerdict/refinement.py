@@ -467,7 +467,7 @@ def _bytes_kept(model: Model, x: Tensor, z: Tensor) -> int:
 
     def count(t: Tensor) -> Tensor:
         kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
+        return t.detach()  # kept with its graph, a saved output would keep itself alive
 
     with saved_tensors_hooks(count, lambda t: t), torch.enable_grad():
         z = z.detach().requires_grad_()

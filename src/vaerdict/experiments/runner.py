@@ -1,21 +1,7 @@
-"""Run an experiment's units, some at a time, each result written whole, so that a killed run goes on where it was."""
+"""What an experiment runs its units by, and writes its results with."""
 
-from __future__ import annotations
-
-import hashlib
-import json
-import logging
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
-
-from vaerdict.core import Progress, SettingError, silent
-from vaerdict.engines import Engine, Local
 from vaerdict.files import finite, hardware, manifest, versions, write_json
+from vaerdict.units import Run, Skipped, Unit, Work, run_units, unit_name
 
 __all__ = [
     "Run",
@@ -30,81 +16,3 @@ __all__ = [
     "versions",
     "write_json",
 ]
-
-log = logging.getLogger(__name__)
-
-Unit = dict[str, Any]
-"""What one piece of work needs to know: JSON values only, so that it can be named, stored and sent."""
-
-Work = Callable[[Unit], dict[str, Any]]
-"""A module-level function that does one unit and returns JSON values."""
-
-
-class Skipped(Exception):
-    """Raised by work that cannot be done on this machine; nothing is stored, so that --resume does it where it can."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What came of the units: results in the order given, the seconds each took, and the names of those skipped."""
-
-    results: list[dict[str, Any]]
-    seconds: dict[str, float]
-    skipped: list[str] = field(default_factory=list)
-
-
-def run_units(
-    work: Work,
-    units: Sequence[Unit],
-    out: Path,
-    *,
-    resume: bool,
-    workers: int | None = None,
-    engine: Engine | None = None,
-    progress: Progress = silent,
-) -> Run:
-    """Do every unit by `engine`, by default in `workers` processes (one a core), and return results in the order given.
-
-    Finished units lie in ``out/parts``. With `resume` they are kept; without, a folder that holds any is refused, so
-    that no run silently mixes with another.
-    """
-    parts = out / "parts"
-    parts.mkdir(parents=True, exist_ok=True)
-    paths = [parts / f"{unit_name(unit)}.json" for unit in units]
-    if not resume and any(parts.glob("*.json")):
-        raise SettingError(f"{out} already holds parts of a run; continue it with --resume, or choose another --out.")
-    todo = [(unit, path) for unit, path in zip(units, paths, strict=True) if not path.exists()]
-    before = len(units) - len(todo)
-    progress(before, len(units), "units")
-    finished = (engine or Local(workers)).map(partial(_timed, work), [unit for unit, _ in todo])
-    with closing(finished):
-        for done, (place, came) in enumerate(finished, before + 1):
-            _keep(*todo[place], came)
-            progress(done, len(units), "units")
-    stored = [json.loads(path.read_text()) for path in paths if path.exists()]
-    skipped = [path.stem for path in paths if not path.exists()]
-    return Run([s["result"] for s in stored], {unit_name(s["unit"]): s["seconds"] for s in stored}, skipped)
-
-
-def _timed(work: Work, unit: Unit) -> dict[str, Any]:
-    started = time.perf_counter()
-    try:
-        result = work(unit)
-    except Skipped as reason:
-        return {"skipped": str(reason)}
-    return {"result": result, "seconds": time.perf_counter() - started}
-
-
-def _keep(unit: Unit, path: Path, came: dict[str, Any]) -> None:
-    """Store what came of a unit; here and not in the worker, which may be on a machine with other disks."""
-    if "skipped" in came:
-        log.info("skipped %s: %s", unit_name(unit), came["skipped"])
-    else:
-        write_json(path, {"unit": unit, **came})
-
-
-def unit_name(unit: Unit) -> str:
-    """A readable file name for a unit, with a hash of all of it so that other settings never collide."""
-    digest = hashlib.sha256(json.dumps(unit, sort_keys=True).encode()).hexdigest()[:8]
-    words = [str(unit[key]) for key in ("stage", "k", "seed") if key in unit]
-    return "-".join([*words, digest])

@@ -15,7 +15,8 @@ from vaerdict.core import DataError, DivergenceError, Progress, SettingError, ch
 from vaerdict.objectives import elbo_loss
 from vaerdict.proposals import Trainable
 from vaerdict.training.checkpoint import digest, load_checkpoint, save_checkpoint
-from vaerdict.training.data import Matrix, Observations, observations
+from vaerdict.training.data import Apart, Matrix, Observations, Shared, observations
+from vaerdict.training.graphs import Step, recorded
 from vaerdict.training.scores import OwnBound, Score
 from vaerdict.training.stacks import Member, Stack, signature
 
@@ -29,7 +30,8 @@ class Settings:
     after `drops` such falls it has converged; `epochs` is then only a limit. Without, training takes `epochs` epochs,
     no more and no less. The model's steps draw `n_particles_theta` particles where that is given, and as many as the
     proposal's where it is not. With `joint` model and proposal take their steps together, by the same particles and
-    one backward pass: half again as fast, for recipes whose losses allow it.
+    one backward pass: half again as fast, for recipes whose losses allow it. With `graphs` a GPU replays steps from a
+    CUDA graph where that can be: on one device, with data on it, without annealing, lagging or compiling.
     """
 
     n_particles: int = 30
@@ -47,6 +49,7 @@ class Settings:
     score: Score = field(default_factory=OwnBound)
     joint: bool = False
     compile: bool = False
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_particles", "epochs", "batch_size", "check_every", "score_particles"):
@@ -207,10 +210,11 @@ def _run(
         course = _resume(stack, best, saved)
     if settings.compile:
         stack.compile()
+    step = _recorded(stack, x, settings)
     started = time.perf_counter() - course.seconds
     last_save = time.perf_counter()
     while course.epoch < settings.epochs and not all(d is not None for d in course.done_at):
-        _epoch(stack, x, settings, course)
+        _epoch(stack, x, settings, course, step)
         course.epoch += 1
         if any(course.lagging):
             _end_lagging(stack, x_valid, course)
@@ -230,7 +234,7 @@ def _run(
     return _fits(stack, course)
 
 
-def _epoch(stack: Stack, x: Observations, settings: Settings, course: _Course) -> None:
+def _epoch(stack: Stack, x: Observations, settings: Settings, course: _Course, step: Step | None) -> None:
     size = min(settings.batch_size, x.n)
     batches = stack.shuffled(x.n, size)
     beta = _beta(stack, course.epoch / settings.epochs)
@@ -238,14 +242,35 @@ def _epoch(stack: Stack, x: Observations, settings: Settings, course: _Course) -
     for index in batches:
         if any(course.lagging):
             _lag(stack, x, size, settings, course, beta)
-        batch = x.take(index)
-        if stack.learn_model and settings.joint:
-            losses += stack.joint_step(batch, settings.n_particles, beta)
-            continue
-        if stack.learn_model:
-            losses.append(stack.theta_step(batch, settings.n_particles_theta or settings.n_particles, beta))
-        losses.append(stack.phi_step(batch, settings.n_particles, beta))
+        # what is replayed writes its losses to the same place every time
+        losses += _take_step(stack, x.take(index), settings, beta) if step is None else step(index).clone()
     _stop_if_not_finite(stack.group.mean(torch.stack(losses)), stack, course.epoch, len(losses) // len(batches))
+
+
+def _take_step(stack: Stack, batch: Tensor, settings: Settings, beta: Tensor | None) -> Tensor:
+    """One step of models and proposals, or of proposals alone; returns the losses of each.
+
+    Shapes: ``-> (2, members)`` or ``(1, members)``.
+    """
+    if stack.learn_model and settings.joint:
+        return stack.joint_step(batch, settings.n_particles, beta)
+    losses = []
+    if stack.learn_model:
+        losses.append(stack.theta_step(batch, settings.n_particles_theta or settings.n_particles, beta))
+    losses.append(stack.phi_step(batch, settings.n_particles, beta))
+    return torch.stack(losses)
+
+
+def _recorded(stack: Stack, x: Observations, settings: Settings) -> Step | None:
+    """The step on the batch at an index as a CUDA graph; None where it is not wanted or cannot be one."""
+    free = all(m.recipe.annealing is None and m.recipe.lagging is None for m in stack.members)
+    here = stack.device.type == "cuda" and stack.group.size == 1 and isinstance(x, (Shared, Apart))
+    if not (settings.graphs and free and here) or settings.compile:
+        return None
+    index = torch.arange(min(settings.batch_size, x.n), device=stack.device)
+    index = index.repeat(len(stack.members), 1) if stack.stacked else index
+    state = [*stack.theta.tensors(), *stack.phi.tensors()]
+    return recorded(lambda i: _take_step(stack, x.take(i), settings, None), (index,), stack.generators, state)
 
 
 def _beta(stack: Stack, done: float) -> Tensor | None:
@@ -348,6 +373,7 @@ def _fits(stack: Stack, course: _Course) -> list[Fit]:
 def _fingerprint(stack: Stack, x: Observations, x_valid: Observations, settings: Settings) -> dict[str, object]:
     """What a checkpoint must agree on with the run that takes it up, the members' starting points included."""
     recipes = [m.recipe for m in stack.members]
+    kept = {k: v for k, v in vars(settings).items() if k not in ("compile", "graphs")}
     return {
         "members": [m.name for m in stack.members],
         "objectives": [f"{getattr(r.theta, '__qualname__', '')}, {r.phi.name}" for r in recipes],
@@ -359,7 +385,7 @@ def _fingerprint(stack: Stack, x: Observations, x_valid: Observations, settings:
         "device": stack.device.type,
         "learn_model": stack.learn_model,
         **({"ranks": stack.group.size} if stack.group.size > 1 else {}),
-        "settings": {k: v for k, v in vars(settings).items() if k != "compile"} | {"score": repr(settings.score)},
+        "settings": kept | {"score": repr(settings.score)},
     }
 
 

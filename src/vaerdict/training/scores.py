@@ -21,7 +21,8 @@ from vaerdict.refinement import refine
 from vaerdict.training.data import Observations
 from vaerdict.training.stacks import Stack
 
-_ROWS = 2**15  # particles x observations at a time
+_ROWS = 2**15  # particles x observations drawn at a time
+_NUMBERS = {"cpu": 2**22, "cuda": 2**28}  # particles x observations x features weighed at a time
 
 
 class Score(Protocol):
@@ -100,4 +101,6 @@ def refined_evidence(
 @torch.no_grad()
 def _log_weights(model: Model, x: Tensor, q: Elliptical, k: int, generator: Randomness) -> Tensor:
     z, log_q = q.draw(x, k, generator=generator)
-    return (model.log_joint(prepared(model, x), z) - log_q).double()
+    given, most = prepared(model, x), _NUMBERS.get(x.device.type, _NUMBERS["cpu"])
+    size = max(1, most // x.numel())
+    return (torch.cat([model.log_joint(given, part) for part in z.split(size)]) - log_q).double()

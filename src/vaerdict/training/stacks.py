@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,8 +98,8 @@ class Stack:
         self.source = Iid(tuple(self.generators))
         self.theta_loss: Callable[..., Tensor] = self._theta_loss
         self.phi_loss: Callable[..., Tensor] = self._phi_loss
-        self._by_loss = index_by([m.recipe.phi for m in members])
-        self._by_theta = index_by([m.recipe.theta for m in members])
+        self._by_loss = Alike.of([m.recipe.phi for m in members], device)
+        self._by_theta = Alike.of([m.recipe.theta for m in members], device)
 
     @property
     def n_stacked(self) -> int | None:
@@ -192,15 +192,17 @@ class Stack:
             return log_p - log_q
         return log_p - (1 - beta) * Prior(self.density.prior).log_prob(z, x) - beta * log_q
 
-    def _per_member(self, log_w: Tensor, fn: Callable[[int, Tensor], Tensor], groups: list[list[int]]) -> Tensor:
+    def _per_member(self, log_w: Tensor, fn: Callable[[int, Tensor], Tensor], groups: Alike) -> Tensor:
         """Mean loss of each member over its batch; members of one loss go through it together."""
         if not self.stacked:
             return fn(0, log_w).mean(-1, keepdim=True)
-        if len(groups) == 1:
+        if len(groups.members) == 1:
             return fn(0, log_w).mean(-1)
-        parts = [fn(group[0], log_w[..., group, :]).mean(-1) for group in groups]
-        order = torch.tensor([i for group in groups for i in group], device=log_w.device)
-        return torch.cat(parts)[order.argsort()]
+        parts = [
+            fn(first, log_w.index_select(-2, own)).mean(-1)
+            for first, own in zip(groups.first, groups.members, strict=True)
+        ]
+        return torch.cat(parts)[groups.order]
 
     @torch.no_grad()
     def score(self, x: Observations, k: int, *, chunk: int = 1024) -> Tensor:
@@ -265,6 +267,24 @@ class Stack:
             )
             for i, m in enumerate(self.members)
         ]
+
+
+class Alike(NamedTuple):
+    """Members that share something, on the device: the first of each group, all of them, and how to restore the order.
+
+    Shapes: ``members`` each ``(size,)``, ``order (all,)``.
+    """
+
+    first: list[int]
+    members: list[Tensor]
+    order: Tensor
+
+    @classmethod
+    def of(cls, values: Sequence[Any], device: torch.device) -> Alike:
+        """Members grouped by equal values."""
+        groups = index_by(values)
+        order = torch.tensor([i for group in groups for i in group], device=device).argsort()
+        return cls([group[0] for group in groups], [torch.tensor(group, device=device) for group in groups], order)
 
 
 def index_by(values: Sequence[Any]) -> list[list[int]]:
