@@ -93,9 +93,9 @@ def test_diagnose_names_what_is_wrong_with_a_file(command, tmp_path, weights):
         assert (code, f"{name} does not exist" in " ".join(err.split())) == (2, True)
 
 
-def test_demo_writes_a_run_directory_and_tells_the_truth(command, tmp_path):
+def test_demo_of_ppca_writes_a_run_directory_and_tells_the_truth(command, tmp_path):
     out_dir = tmp_path / "demo"
-    code, out, _ = command("demo", "--out", out_dir, "--device", "cpu")
+    code, out, _ = command("demo", "--which", "ppca", "--out", out_dir, "--device", "cpu")
     results = json.loads((out_dir / "results.json").read_text())
     assert code == 0
     assert results["decision"]["error"] < 0.03
@@ -132,6 +132,7 @@ def test_reproduce_resumes_and_refuses_to_mix(command, tmp_path, monkeypatch):
         (("reproduce", "ppca", "--preset", "huge"), "no preset 'huge'"),
         (("bench", "nothing"), "no benchmark 'nothing'"),
         (("demo", "--device", "tpu"), "choose auto, cpu or cuda"),
+        (("demo", "--which", "mnist"), "demo 'mnist'; choose genes or ppca"),
         (("report", "no-such-folder"), "no-such-folder"),
     ],
 )
@@ -156,6 +157,16 @@ def test_bench_writes_ratios_with_the_machine_they_hold_for(command, tmp_path):
     assert result["hardware"]["threads"] >= 1
     assert result["versions"]["torch"]
     assert result["rows"][0]["ratio"] == pytest.approx(result["rows"][0]["peer_s"] / result["rows"][0]["ours_s"])
+
+
+def test_bench_all_leaves_out_what_cannot_run_and_says_why(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("vaerdict.benchmarks.BENCHMARKS", ("gpu", "ppca"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = command("bench", "all", "--quick", "--out", tmp_path)
+    assert code == 0
+    assert "gpu is left out: it is about a CUDA device" in err
+    assert "Every benchmark with a peer" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ppca.json", "report.html"]
 
 
 def test_a_terminal_hears_what_a_long_unit_is_doing_and_a_pipe_does_not(monkeypatch):

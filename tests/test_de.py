@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checks import assert_mean
 from vaerdict import de, decisions
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.de import contrast, weighting
+from vaerdict.de import contrast
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.engines import Threads
 
 NOISE_SD = 0.5
 CELLS = torch.arange
@@ -111,7 +112,7 @@ def test_refined_proposals_with_a_share_of_the_prior_are_as_good_as_exact_ones(x
 
 
 def test_given_particles_are_taken_as_they_are(x):
-    z, log_w = wide(x).particles(CELLS(24), 500, [torch.Generator().manual_seed(i) for i in range(24)])
+    z, log_w = wide(x).particles(500, [torch.Generator().manual_seed(i) for i in range(24)])
     held = de.Given(Powers(5), z, log_w)
     answer = de.averages(held, {"one": de.Population(GROUPS["one"], de.Equal())}, 500, seed=0)
     value = (torch.softmax(log_w[:, 3], 0)[:, None] * torch.exp2(z[:, 3])).sum(0)
@@ -119,7 +120,7 @@ def test_given_particles_are_taken_as_they_are(x):
         answer.expression["one"].mean(0), value, rtol=0.02, atol=0
     )  # up to smoothing of the tail
     with pytest.raises(ShapeError, match="n=7 particles were asked for, 500 are there"):
-        de.averages(held, {"one": de.Population(GROUPS["one"])}, 7, seed=0)
+        de.averages(held, {"one": de.Population(GROUPS["one"], de.Equal())}, 7, seed=0)
 
 
 # ------------------------------------------------------------------------------------------- priors of groups
@@ -131,7 +132,7 @@ def test_a_prior_about_the_groups_own_mean_takes_out_the_shrinkage(generator):
     level = torch.stack([x[:400].mean(0), x[400:].mean(0)])
     shrunk, own = (de.refined(Powers(2), x, torch.zeros_like(x), labels=given) for given in (None, labels))
     for posterior, factor in ((shrunk, 1 / (1 + NOISE_SD**2)), (own, 1.0)):
-        draws = posterior.particles(CELLS(800), 200, [torch.Generator().manual_seed(i) for i in range(800)])
+        draws = posterior.particles(200, [torch.Generator().manual_seed(i) for i in range(800)])
         mean = (torch.softmax(draws.log_w, 0).unsqueeze(-1) * draws.z).sum(0)
         found = torch.stack([mean[:400].mean(0), mean[400:].mean(0)])
         torch.testing.assert_close(found, factor * level, atol=0.02, rtol=0)
@@ -172,7 +173,7 @@ def test_what_is_not_known_of_a_groups_mean_is_in_its_joint_draws(x):
         torch.testing.assert_close(drawn[name].var(0), torch.full((5,), variance).double(), rtol=0.12, atol=0)
     both = torch.corrcoef(torch.cat([drawn["a"], drawn["b"]], 1).mT)
     assert (both - torch.eye(10)).abs().max() < 0.08  # groups and directions apart
-    small = de.averages(cells, groups, 4000, seed=3, chunk=1).expression
+    small = de.averages(cells, groups, 4000, seed=3, block=5, chunk=1).expression
     torch.testing.assert_close(small["a"], drawn["a"])
 
 
@@ -220,13 +221,6 @@ def test_quantiles_are_taken_of_few_numbers_at_a_time(monkeypatch, generator):
 
 
 # ----------------------------------------------------------------------------------------------------- cells
-def test_seeds_of_a_stream_are_made_once_and_do_not_depend_on_how_many_there_are(monkeypatch):
-    many = weighting.stream_seeds(2024, 1, 1000)
-    assert len(set(many)) == 1000
-    monkeypatch.setattr(weighting.np.random, "SeedSequence", None)
-    assert weighting.stream_seeds(2024, 1, 600) == many[:600]
-
-
 @pytest.mark.parametrize("n", [4, 30])
 def test_the_bootstrap_has_the_variance_of_a_standard_error(n, generator):
     """Exact for the weighted mean: s^2 / n with s^2 the unbiased sample variance."""
@@ -296,22 +290,28 @@ class _Largest(TorchDispatchMode):
 
 
 def largest(n_cells: int, n_draws: int, d: int = 20) -> int:
-    x = torch.zeros(n_cells, d)
+    cells = wide(torch.zeros(n_cells, d))
     with _Largest() as seen:
-        de.compare(wide(x), {"a": CELLS(n_cells // 2), "b": CELLS(n_cells // 2, n_cells)}, [("a", "b")],
-                   n_draws=n_draws, chunk=8000)  # fmt: skip
+        de.compare(cells, {"a": CELLS(n_cells // 2), "b": CELLS(n_cells // 2, n_cells)}, [("a", "b")],
+                   n_draws=n_draws, block=8, chunk=8000, engine=Threads(1))  # fmt: skip
     return seen.numel
 
 
 def test_memory_does_not_grow_with_cells_times_draws_times_genes():
-    assert largest(400, 50) == largest(100, 50) <= 8000
-    assert largest(400, 50) < 400 * 50 * 20 / 20
+    """A block's latents are the largest thing; of all cells only some numbers each are kept."""
+    few, many = largest(50, 200), largest(250, 200)
+    assert few == many <= 8 * 200 * 20
+    assert many < 250 * 200 * 20 / 20
 
 
 def test_the_answer_does_not_depend_on_the_chunks_or_on_what_else_is_asked(x):
     small, large, more = (
-        de.compare(wide(x), GROUPS, contrasts, n_draws=100, seed=3, chunk=chunk).contrasts["a", "b"].table
-        for chunk, contrasts in ((500, [("a", "b")]), (10**6, [("a", "b")]), (700, [("b", "a"), ("a", "b")]))
+        de.compare(wide(x), GROUPS, contrasts, n_draws=100, seed=3, block=block, chunk=chunk).contrasts["a", "b"].table
+        for block, chunk, contrasts in (
+            (1, 500, [("a", "b")]),
+            (100, 10**6, [("a", "b")]),
+            (7, 700, [("b", "a"), ("a", "b")]),
+        )
     )
     for key in small:
         torch.testing.assert_close(small[key], large[key])
@@ -414,7 +414,7 @@ def test_the_stated_error_is_that_between_seeds(x):
     tables = [
         de.compare(cells, GROUPS, [("one", "other")], estimand=de.PROPORTION, uncertainty=EQUAL, n_draws=100, seed=s)
         .contrasts["one", "other"].table
-        for s in range(60)
+        for s in range(90)
     ]  # fmt: skip
     spread = torch.stack([t["prob_de"] for t in tables]).std(0)
     stated = torch.stack([t["mcse"] for t in tables]).mean(0)

@@ -9,7 +9,7 @@ from vaerdict import cli_de
 from vaerdict.core import SettingError
 from vaerdict.de import COLUMNS
 
-pytest.importorskip("anndata")
+ad = pytest.importorskip("anndata")
 
 
 @pytest.fixture
@@ -50,9 +50,19 @@ def test_a_run_writes_its_folder_and_says_the_verdict_first(command, data, tmp_p
     assert (out_dir / "de.csv").read_bytes() == first
 
 
+def test_workers_change_nothing(command, data, tmp_path):
+    words = (data, "--groupby", "group", "--groups", "A", "B", "--quick", "--device", "cpu")
+    for n in (1, 2):
+        assert command(*words, "--workers", n, "--out", tmp_path / str(n))[0] == 0
+    first, second = ((tmp_path / str(n) / "de.csv").read_bytes() for n in (1, 2))
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--groupby", "group", "--groups", "A", "B", "--engine", "dask"), "choose local or ray"),
+        (("--groupby", "group", "--groups", "A", "B", "--address", "h:1"), "say --engine ray too"),
         (("--groupby", "grp", "--groups", "A", "B"), "groupby='grp' is no column of obs"),
         (("--groupby", "group", "--groups", "A", "Z"), "is no group of 'group'"),
         (("--groupby", "group"), "name two with --groups"),
@@ -83,3 +93,31 @@ def test_groups_on_the_command_line_become_pairs():
     assert cli_de.pairs_of([], True) is None
     with pytest.raises(SettingError, match="--one-vs-rest"):
         cli_de.pairs_of([], False)
+
+
+@pytest.fixture
+def saved(data, tmp_path):
+    """The folder of a scvi-tools model of some kind, hardly trained, and its cells."""
+    scvi, rivals = pytest.importorskip("scvi"), pytest.importorskip("vaerdict.experiments.rivals")
+
+    def save(kind, **setup):
+        adata, make = ad.read_h5ad(data), getattr(scvi.model, kind)
+        with rivals.contained(0):
+            make.setup_anndata(adata, **setup)
+            model = make(adata)
+            model.train(max_epochs=1, accelerator="cpu", enable_progress_bar=False, logger=False)
+            model.save(str(tmp_path / kind))
+        return tmp_path / kind, adata
+
+    return save
+
+
+def test_a_saved_model_is_loaded_as_what_it_is(saved):
+    assert type(cli_de._load(*saved("LinearSCVI"))).__name__ == "LinearSCVI"
+
+
+def test_a_saved_scanvi_is_refused_with_the_remedy(command, data, saved, tmp_path):
+    folder, _ = saved("SCANVI", labels_key="type", unlabeled_category="none")
+    words = (data, "--groupby", "group", "--groups", "A", "B", "--model", folder, "--out", tmp_path / "run")
+    code, _, err = command(*words)
+    assert (code, "give the SCVI that it was made from" in " ".join(err.split())) == (2, True)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 
 from vaerdict.core import DataError, SettingError, VaerdictError
@@ -153,15 +155,65 @@ def test_variable_genes_are_chosen_and_failure_is_said(monkeypatch):
     assert len(counts.genes) == 5
     assert {"g7", "g11"} <= set(counts.genes)
     assert "5 most variable (seurat_v3)" in counts.selection
-    scanpy = pytest.importorskip("scanpy")
 
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("near singularities")
 
-    monkeypatch.setattr(scanpy.pp, "highly_variable_genes", fail)
+    monkeypatch.setattr(inputs, "most_variable", fail)
     counts = read(adata, n_top_genes=5)
     assert len(counts.genes) == 40
     assert "near singularities" in counts.selection
+
+
+def uneven(n: int, genes: int) -> Any:
+    """Counts of which some are far above what a gene's mean and variance lead to expect."""
+    adata, rng = small(n, genes), np.random.default_rng(1)
+    rate = np.exp(rng.normal(0, 1.5, genes)) * rng.gamma(2.0, 0.5, (n, genes))
+    adata.X = rng.poisson(rate).astype(np.float32)
+    adata.X[rng.integers(n, size=20), rng.integers(genes, size=20)] = 500
+    return adata
+
+
+def test_the_most_variable_genes_are_scanpys(monkeypatch):
+    scanpy = pytest.importorskip("scanpy")
+    monkeypatch.setattr(inputs, "BLOCK", 37)  # several blocks, the last one smaller
+    adata = uneven(120, 300)
+    adata.X = sparse.csr_matrix(adata.X)
+    found = read(adata, n_top_genes=50, min_cells=0)
+    theirs = scanpy.pp.highly_variable_genes(adata, flavor="seurat_v3", n_top_genes=50, inplace=False)
+    assert found.genes == list(adata.var_names[theirs["highly_variable"]])
+
+
+@pytest.mark.parametrize("kind", ["csr", "dense float32"])
+def test_what_is_too_much_to_keep_is_read_again(kind, tmp_path, monkeypatch):
+    """Rows from disk are those from memory: in any order, of some cells and genes, with batches behind, and sent."""
+    adata, cpu = uneven(120, 40), torch.device("cpu")
+    adata.X[5] = 0
+    adata.X = KINDS[kind](adata.X)
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    batch = torch.eye(2).repeat(60, 1)[:119]
+    kept = read(inputs.open_data(tmp_path / "a.h5ad"), n_top_genes=20)
+    monkeypatch.setattr(inputs, "HELD", 100)
+    again = read(inputs.open_data(tmp_path / "a.h5ad"), n_top_genes=20)
+    assert isinstance(again.matrix, inputs.Stored)
+    assert not isinstance(kept.matrix, inputs.Stored)
+    assert (again.digest, again.genes) == (kept.digest, kept.genes)
+    assert np.array_equal(again.totals, kept.totals)
+    memory, disk = (counts.rows(cpu, batch) for counts in (kept, again))
+    disk = pickle.loads(pickle.dumps(disk))
+    assert memory.n == disk.n == 119
+    for index in (torch.arange(119), torch.tensor([7, 3, 3, 118]), torch.tensor([0, 118])):
+        assert torch.equal(disk.take(index), memory.take(index))
+        assert torch.equal(disk.select(index).take(torch.tensor([1])), memory.take(index[1:2]))
+
+
+def test_part_of_a_file_is_kept_for_its_rows_are_others(tmp_path, monkeypatch):
+    uneven(60, 20).write_h5ad(tmp_path / "a.h5ad")
+    monkeypatch.setattr(inputs, "HELD", 100)
+    whole = inputs.open_data(tmp_path / "a.h5ad")
+    found = read(whole[10:])
+    assert not isinstance(found.matrix, inputs.Stored)
+    assert torch.equal(found.tensor(), read(whole).tensor()[10:])
 
 
 def broken(tmp_path: Any, case: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import test_report
 from de_toys import COLUMNS, DELTA, HOSTILE, NAMES, run_in
@@ -21,6 +22,7 @@ from vaerdict.core import DataError
 from vaerdict.report import de_table, document, markdown, render, text
 from vaerdict.report.de_plots import check_picture, khat_picture
 from vaerdict.report.de_table import MEASURES, read, script_safe
+from vaerdict.report.de_truth import MODEL, OVERALL, Checked, Known, Said, sentences, truth_answers
 from vaerdict.report.de_words import headline, next_steps
 from vaerdict.report.page import page as html_page
 from vaerdict.report.render import load
@@ -79,7 +81,7 @@ def test_page_is_one_file_that_loads_nothing(page, run):
     assert "https:" not in source
     assert "http:" not in source
     assert {p.name for p in (run / "figures").glob("*.svg")} == {
-        "khat.svg", "check-zeros.svg", "check-variance.svg", "check-library.svg"
+        "truth.svg", "rates.svg", "khat.svg", "check-zeros.svg", "check-variance.svg", "check-library.svg"
     }  # fmt: skip
 
 
@@ -137,26 +139,98 @@ def test_counts_of_the_page_are_those_of_the_file(page, run):
     raw = {name: {r["gene"] for r in rows if r["contrast"] == name and r["raw_is_de"] == "True"} for name in NAMES}
     total = sum(map(len, called.values()))
     assert f"{total:,} calls are made on 2,000 genes in 3 contrasts at a false discovery rate of 5%." in page.text
-    table = next(b for b in load(run).sections[0].blocks if isinstance(b, document.Table))
+    table = next(b for b in section(run, "Verdict").blocks if isinstance(b, document.Table))
     for row in table.rows:
         name = row["name"]
         assert (row["n"], row["raw"], row["both"]) == (len(called[name]), len(raw[name]), len(called[name] & raw[name]))
 
 
+def section(folder: Path, heading: str) -> document.Section:
+    return next(s for s in load(folder).sections if s.heading == heading)
+
+
 def test_truth_stands_beside_the_answer(run):
+    """Counted anew from the files, for the model and for the raw counts."""
     results = json.loads((run / "results.json").read_text())
-    section = next(s for s in load(run).sections if s.heading == "Truth beside the answer")
-    [table] = section.blocks
-    assert isinstance(table, document.Table)
+    assert load(run).sections[0].heading == "Truth beside the answer"
+    table = next(b for b in section(run, "Truth beside the answer").blocks if isinstance(b, document.Table))
+    assert [row["name"] for row in table.rows] == [name for name in (*NAMES, OVERALL) for _ in range(2)]
     for row in table.rows:
-        truth = results["truth"][row["name"]]
-        rows = [r for r in csv_rows(run) if r["contrast"] == row["name"]]
-        wrong = sum(r["is_de"] == "True" and abs(truth[r["gene"]]) <= DELTA for r in rows)
-        held = np.mean([float(r["lfc_low"]) <= truth[r["gene"]] <= float(r["lfc_high"]) for r in rows])
-        assert row["false"] == wrong
-        assert row["true"] + row["false"] == row["called"]
-        assert row["coverage"] == pytest.approx(held)
-        assert 0.01 < row["fdp"] < 0.1
+        rows = [r for r in csv_rows(run) if row["name"] in (r["contrast"], OVERALL)]
+        truth = np.array([results["truth"][r["contrast"]][r["gene"]] for r in rows])
+        flag, lfc = ("is_de", "lfc_mean") if row["method"] == MODEL else ("raw_is_de", "raw_lfc")
+        called, real = np.array([r[flag] == "True" for r in rows]), np.abs(truth) >= DELTA
+        assert (row["called"], row["false"], row["found"]) == (
+            called.sum(),
+            (called & ~real).sum(),
+            (called & real).sum(),
+        )
+        assert row["fdp"] == pytest.approx((called & ~real).sum() / called.sum())
+        assert row["tpr"] == pytest.approx((called & real).sum() / real.sum())
+        assert row["error"] == pytest.approx(
+            np.mean([abs(float(r[lfc]) - t) for r, t in zip(rows, truth, strict=True)])
+        )
+        if row["method"] == MODEL:
+            held = [float(r["lfc_low"]) <= t <= float(r["lfc_high"]) for r, t in zip(rows, truth, strict=True)]
+            assert row["coverage"] == pytest.approx(np.mean(held))
+            assert 0.01 < row["fdp"] < 0.1
+
+
+def test_the_page_opens_with_the_truth_in_words(page, run):
+    assert page.text.index("The data were simulated") < page.text.index("The inference is certified")
+    assert "% where 5% was asked for: " in page.text
+    assert "hold the truth for" in text(run)
+
+
+def known(*, real: int = 200, false: int = 0, inside: float = 0.9, raw: bool = True) -> Checked:
+    """A thousand genes of which some change by one and all are called, with so many false calls and such intervals."""
+    truth = torch.zeros(1000, dtype=torch.float64)
+    truth[:real] = 1.0
+    called = torch.arange(1000) < real + false
+    said = Said(truth + 0.1, called.double(), called)
+    held = torch.arange(1000) < 1000 * inside
+    low = torch.where(held, truth - 1, truth + 0.01)
+    return Checked({"A vs B": Known(truth, low, truth + 1, said, said if raw else None)}, 0.5, 0.05, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("found", "tones", "words"),
+    [
+        (known(), ["good", "good", "good", "open"], "the rate was kept"),
+        (known(false=13), ["open", "good", "good", "open"], "no more than chance explains"),
+        (known(false=40), ["bad", "good", "good", "open"], "40 of 240 calls are false, 16.7% where 5% was asked for"),
+        (
+            known(inside=0.8),
+            ["good", "good", "open", "open"],
+            "for 80% of the genes: they are too narrow",
+        ),
+        (known(inside=0.3, raw=False), ["good", "good", "bad"], "for 30% of the genes: they are too narrow"),
+        (
+            known(real=0),
+            ["good", "open", "good", "open"],
+            "No gene is called, so that no call is false. No true",
+        ),
+        (known(inside=1.0), ["good", "good", "good", "open"], "for 100% of the genes: they are wide"),
+    ],
+)
+def test_the_truth_is_judged_in_words(found, tones, words):
+    assert [card.tone for card in truth_answers(found)] == tones
+    assert words in " ".join(sentences(found))
+
+
+def test_truth_of_other_contrasts_or_of_no_change_is_no_trouble(tmp_path):
+    other = run_in(tmp_path / "a", n_genes=40, truth={"X vs Y": {"GENE0": 1.0}})
+    assert "simulated" not in text(other)
+    null = run_in(tmp_path / "b", n_genes=40, names=NAMES[:1], truth={NAMES[0]: {f"GENE{i}": 0.0 for i in range(40)}})
+    assert "No true change is as large as 0.5" in text(null)
+    render(null)
+
+
+def test_ranking_is_perfect_where_all_changed_genes_come_first():
+    found = known(false=13)
+    score = found.score("A vs B")
+    assert score is not None
+    assert (score.ranking, score.tpr, score.error) == (1.0, 1.0, pytest.approx(0.1))
 
 
 def test_text_and_markdown_say_the_same(run):
@@ -168,7 +242,7 @@ def test_text_and_markdown_say_the_same(run):
         assert "The importance weights, group by group" in words
         assert "de-data" not in words
     short = document.brief(load(run))
-    assert "What was found" in short
+    assert "The answer against the truth" in short
     assert "Leading genes" not in short
 
 

@@ -19,6 +19,7 @@ ROOT = Path(vaerdict.__file__).parent
 LAYERS = (
     ("core",),
     ("noise", "files", "engines"),
+    ("units",),
     ("distributions", "likelihoods", "objectives", "diagnostics", "networks", "views"),
     ("proposals", "estimators", "samplers", "refinement", "theory", "models"),
     ("training", "decisions", "datasets", "foreign"),
@@ -28,7 +29,7 @@ LAYERS = (
     ("classify", "de"),
     ("experiments",),
     ("report", "benchmarks"),
-    ("cli_de",),
+    ("cli_de", "cli_calibrate"),
     ("cli",),
     ("__main__", "__init__"),
 )

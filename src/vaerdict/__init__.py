@@ -29,7 +29,7 @@ from vaerdict.training import AGG, CHI, CYCLIC, IWAE, VAE, WW, Fit, Member, Reci
 
 if TYPE_CHECKING:
     from vaerdict.classify import SelectiveClassifier
-    from vaerdict.de import DEResult, differential_expression
+    from vaerdict.de import Calibration, DEResult, calibrate, differential_expression
 
 __version__ = "0.1.0"
 
@@ -41,6 +41,7 @@ __all__ = [
     "VAE",
     "WW",
     "Answer",
+    "Calibration",
     "DEResult",
     "DataError",
     "Decision",
@@ -67,6 +68,7 @@ __all__ = [
     "VaerdictError",
     "Verdict",
     "WeightError",
+    "calibrate",
     "datasets",
     "decisions",
     "diagnostics",
@@ -92,7 +94,7 @@ def __getattr__(name: str) -> Any:
         from vaerdict.classify import SelectiveClassifier
 
         return SelectiveClassifier
-    if name in ("DEResult", "differential_expression"):
+    if name in ("Calibration", "DEResult", "calibrate", "differential_expression"):
         from vaerdict import de
 
         return getattr(de, name)

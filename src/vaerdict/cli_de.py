@@ -10,6 +10,7 @@ import typer
 from vaerdict.core import DataError, Progress, SettingError
 from vaerdict.de.answers import COLUMNS
 from vaerdict.de.plan import Pair, all_pairs
+from vaerdict.engines import Engine, Threads
 
 EPILOG = (
     "[bold]Columns of de.csv[/bold]\n\n"
@@ -34,8 +35,12 @@ Scale = Annotated[str, typer.Option(help="centred (to the median gene), proporti
 Genes = Annotated[int, typer.Option(min=0, help="Most variable genes to keep; 0 for all.")]
 Refits = Annotated[int | None, typer.Option(min=0, help="Bootstrap refits of the model: 3, or 0 with --quick.")]
 Objectives = Annotated[str | None, typer.Option(help="Objectives to train by: VAE,IWAE by default; also WW, CHI.")]
-ModelDir = Annotated[Path | None, typer.Option(help="Folder of a fitted scvi-tools model (SCVI) to use.")]
+ModelDir = Annotated[Path | None, typer.Option(help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to use.")]
 Quick = Annotated[bool, typer.Option("--quick", help="One model, few epochs, no refits: a first look.")]
+
+EngineName = Annotated[str, typer.Option(help="Who works on the cells: local (threads) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option(help="With ray: where its head node answers, host:port.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Blocks of cells at a time; one a core by default.")]
 
 _SHOWN = 8  # genes printed of each direction
 
@@ -47,6 +52,11 @@ def pairs_of(groups: list[str], one_vs_rest: bool) -> list[Pair] | None:
     if not groups:
         raise SettingError("no groups to compare; name two with --groups A B, or ask for --one-vs-rest.")
     return all_pairs(groups)
+
+
+def threads(workers: int | None) -> Engine | None:
+    """So many threads of this process, None for as many as suit the device."""
+    return None if workers is None else Threads(workers)
 
 
 def compare_file(data: Path, model: Path | None, progress: Progress, **options: Any) -> Any:
@@ -69,7 +79,8 @@ def _load(folder: Path, adata: Any) -> Any:
     scvi = needed("scvi", "scvi")
     try:
         with contained(0):
-            return scvi.model.SCVI.load(str(folder), adata=adata)
+            kind = scvi.model.SCVI.load_registry(str(folder))["model_name"]
+            return getattr(scvi.model, kind).load(str(folder), adata=adata)
     except Exception as error:  # scvi-tools raises many kinds for data that do not fit
         raise DataError(f"{folder} cannot be loaded with these data ({str(error).splitlines()[0]}).") from error
 

@@ -2,7 +2,8 @@
 
 from vaerdict.de.analysis import differential_expression
 from vaerdict.de.answers import COLUMNS
-from vaerdict.de.cells import CellPosterior, Given, Particles, Proposed, refined
+from vaerdict.de.calibration import Calibration, calibrate
+from vaerdict.de.cells import CellPosterior, Given, Particles, Proposed, Streamed, refined, streamed
 from vaerdict.de.compare import Compared, Support, Uncertainty, compare
 from vaerdict.de.contrast import (
     CENTRED,
@@ -29,6 +30,7 @@ __all__ = [
     "PROPORTION",
     "Averages",
     "Bootstrap",
+    "Calibration",
     "CellPosterior",
     "Compared",
     "Comparison",
@@ -44,11 +46,13 @@ __all__ = [
     "Particles",
     "Population",
     "Proposed",
+    "Streamed",
     "Support",
     "Uncertainty",
     "Weighting",
     "all_pairs",
     "averages",
+    "calibrate",
     "compare",
     "comparison",
     "differential_expression",
@@ -56,4 +60,5 @@ __all__ = [
     "group_means",
     "joint_effect",
     "refined",
+    "streamed",
 ]

@@ -12,6 +12,7 @@ from vaerdict.de import inputs, plan
 from vaerdict.de.fitting import FULL, QUICK, Effort
 from vaerdict.de.results import DEResult
 from vaerdict.de.run import Options, Run
+from vaerdict.engines import Engine, started
 from vaerdict.models.adapters import ScviModel, from_scvi
 
 
@@ -37,6 +38,7 @@ def differential_expression(
     quick: bool = False,
     seed: int = 0,
     device: str = "cpu",
+    engine: Engine | None = None,
     progress: Progress = silent,
     model: Any = None,
     out: str | Path | None = None,
@@ -55,6 +57,11 @@ def differential_expression(
     `refits` (3; 0 with `quick`) bootstrap refits let the model's error into the intervals. With `out`, a folder,
     finished stages are stored and a run that was stopped goes on there; the results are written there too. The same
     seed gives the same table.
+
+    Blocks of cells are refined and averaged by the `engine`: threads of this process by default, or any of
+    `vaerdict.engines`, which all give the same table. Memory: the counts of a backed file are kept as long as the
+    non-zero ones of the genes chosen take no more than 128 MB, and are else read again block by block; dense are 10,000
+    cells while models train, and 256 cells for each worker afterwards; of each cell some 500 bytes are kept.
     """
     adata = inputs.open_data(adata) if isinstance(adata, (str, Path)) else adata
     labels = _labels(adata, groupby, within, sample_key)
@@ -76,7 +83,9 @@ def differential_expression(
         model=None if model is None else type(model).__name__,
     )
     folder = None if out is None else Path(out)
-    result = Run(adata, options, labels, None if model is None else _wrapped(model), device, folder, progress).result()
+    given = None if model is None else _wrapped(model)
+    with started(engine):
+        result = Run(adata, options, labels, given, device, folder, progress, engine).result()
     if out is not None:
         result.save(out)
     return result

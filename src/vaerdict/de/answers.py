@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vaerdict.core import Progress
+from vaerdict.core import DataError, Progress
+from vaerdict.de.anchored import Shares, anchor, count_law, sample_law
 from vaerdict.de.cells import CellPosterior
 from vaerdict.de.compare import Support, Uncertainty, support
 from vaerdict.de.contrast import Comparison, Effect, Estimand, comparison, joint_effect
 from vaerdict.de.plan import Contrast, Side
-from vaerdict.de.replicates import group_lfc, replicate_effect, spread
-from vaerdict.de.streams import Averages, Population, averages, fixed_averages
+from vaerdict.de.replicates import between, group_lfc, replicate_effect, spread
+from vaerdict.de.streams import Population, averages, fixed_averages
 from vaerdict.de.weighting import Equal
 from vaerdict.decisions import discoveries, expected_fdr, q_values, ranking
+from vaerdict.engines import Engine
 from vaerdict.foreign import needed
+from vaerdict.training.data import Rows
 
 COLUMNS = {
     "contrast": "which groups are compared, a over b",
@@ -42,6 +45,9 @@ COLUMNS = {
 }
 """The columns of the table of genes, and what they hold."""
 
+KHAT, ESS, LATENT = "\0k-hat", "\0ess", "\0latent"
+"""What is known of the cells, beside the averages of populations, whose names the user gave."""
+
 _EQUAL = "\0equal cells"  # behind the name of a population whose cells all count the same
 _PSEUDOCOUNT = 0.5
 _CURVE = 200  # points of a curve at most
@@ -63,35 +69,51 @@ def populations(contrasts: Sequence[Contrast]) -> dict[str, Tensor]:
 
 
 def joint_averages(
-    posterior: CellPosterior, contrasts: Sequence[Contrast], question: Question, n_draws: int, progress: Progress
+    posterior: CellPosterior,
+    contrasts: Sequence[Contrast],
+    question: Question,
+    n_draws: int,
+    engine: Engine | None,
+    progress: Progress,
 ) -> dict[str, Tensor]:
-    """Averages of every population with its cells sampled and with all the same; k-hat and ESS of every cell."""
+    """Averages of every population, its cells sampled and all the same; k-hat, ESS and latent of every cell."""
     weighting = Uncertainty().weighting(question.estimand)
     cells = populations(contrasts)
     wanted = {name: Population(c, weighting) for name, c in cells.items()} | _still(cells)
-    found = averages(posterior, wanted, n_draws, seed=question.seed, progress=progress)
-    return {"khat": found.khat, "ess": found.ess} | _stored(found.expression)
+    found = averages(posterior, wanted, n_draws, seed=question.seed, engine=engine, progress=progress)
+    return {KHAT: found.khat, ESS: found.ess, LATENT: found.latent} | _stored(found.expression)
 
 
 def still_averages(
-    posterior: CellPosterior, contrasts: Sequence[Contrast], question: Question, n_draws: int, progress: Progress
+    posterior: CellPosterior,
+    contrasts: Sequence[Contrast],
+    question: Question,
+    n_draws: int,
+    engine: Engine | None,
+    progress: Progress,
 ) -> dict[str, Tensor]:
     """Averages of every population under a refit, all cells counting the same."""
-    found = averages(posterior, _still(populations(contrasts)), n_draws, seed=question.seed, progress=progress)
+    wanted = _still(populations(contrasts))
+    found = averages(posterior, wanted, n_draws, seed=question.seed, engine=engine, progress=progress)
     return _stored(found.expression)
 
 
 def raw_averages(
-    share: Tensor, totals: Tensor, contrasts: Sequence[Contrast], question: Question, n_draws: int
+    rows: Rows,
+    totals: Tensor,
+    n_genes: int,
+    contrasts: Sequence[Contrast],
+    question: Question,
+    n_draws: int,
+    engine: Engine | None = None,
 ) -> dict[str, Tensor]:
     """Bootstrapped mean proportions of raw counts; half a count in a total keeps every mean above zero.
 
-    Shapes: ``share (cells, genes)``, ``totals (cells,)``.
+    Shapes: ``rows (cells, p)``, the first `n_genes` columns being counts, ``totals (cells,)``.
     """
     cells, weighting = populations(contrasts), Uncertainty().weighting(question.estimand)
-    drawn = fixed_averages(
-        share, {name: Population(c, weighting) for name, c in cells.items()}, n_draws, seed=question.seed
-    )
+    wanted = {name: Population(c, weighting) for name, c in cells.items()}
+    drawn = fixed_averages(rows, wanted, n_draws, seed=question.seed, n_genes=n_genes, engine=engine)
     return {name: mean + _PSEUDOCOUNT / totals[cells[name]].sum().item() for name, mean in drawn.items()}
 
 
@@ -109,7 +131,7 @@ def model_effect(
     contrast: Contrast, found: Mapping[str, Tensor], refits: Sequence[Mapping[str, Tensor]], question: Question
 ) -> Effect:
     """Draws of the fold changes of a contrast from the posterior, its cells or samples, and the refits of the model."""
-    estimand, ess = question.estimand, found["ess"]
+    estimand, ess = question.estimand, found[ESS]
     ess = 1 / (1 / ess[~ess.isnan()]).mean().item()
     means = [_lfc(contrast, one, estimand, _EQUAL).mean(0) for one in refits]
     if contrast.a.samples:
@@ -119,6 +141,60 @@ def model_effect(
         full, given_cells = _lfc(contrast, found, estimand), _lfc(contrast, found, estimand, _EQUAL)
     n_effective = joint_effect(full, given_cells, ess, means).n_effective
     return Effect(full + spread(means, len(full), seed=question.seed) if means else full, n_effective)
+
+
+class Held(NamedTuple):
+    """An effect held against the counts: the share of genes the model decided, and of those it misses.
+
+    Neither is known of a comparison of single cells, which has no such check.
+    """
+
+    effect: Effect
+    by_model: float | None = None
+    missed: float | None = None
+
+
+class Raw(NamedTuple):
+    """Raw counts of what is compared: proportions by side and batch, and bootstrapped means by population."""
+
+    shares: Mapping[str, Shares]
+    means: Mapping[str, Tensor]
+
+    @staticmethod
+    def strata(contrasts: Sequence[Contrast], batches: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The cells of every side in every batch, where there are at least two. Shapes: ``(cells,)`` masks."""
+        sides = {s.name: s.cells for c in contrasts for s in (c.a, c.b)}
+        parts = {_stratum(name, i): c[mask[c]] for name, c in sides.items() for i, mask in enumerate(batches)}
+        return {name: cells for name, cells in parts.items() if len(cells) > 1}
+
+    def pairs(self, contrast: Contrast, n_batches: int) -> list[tuple[Shares, Shares]]:
+        """Both sides in each batch that holds both."""
+        names = [(_stratum(contrast.a.name, i), _stratum(contrast.b.name, i)) for i in range(n_batches)]
+        return [(self.shares[a], self.shares[b]) for a, b in names if a in self.shares and b in self.shares]
+
+
+def _stratum(side: str, batch: int) -> str:
+    return f"{side}\0batch {batch}"
+
+
+def held(contrast: Contrast, effect: Effect, raw: Raw, question: Question, n_batches: int, new_cells: float) -> Held:
+    """The fold changes of a contrast by the model or by the counts, shrunk (see `vaerdict.de.anchored`)."""
+    if question.estimand.pairs:
+        return Held(effect)
+    if contrast.a.samples:
+        a, b = (_samples(side, raw.means) for side in (contrast.a, contrast.b))
+        law, new_cells = sample_law(*between(a, b, question.estimand)), 1.0
+    else:
+        pairs = raw.pairs(contrast, n_batches)
+        if not pairs:
+            raise DataError(
+                f"no batch holds two cells of both sides of {contrast.name!r}: groups and batches cannot be told "
+                "apart; leave batch_key out, or compare other groups."
+            )
+        law = count_law(pairs)
+    found = anchor(effect.lfc, law, new_cells=new_cells, seed=question.seed)
+    n = torch.full_like(effect.n_effective, float(len(found.lfc)))
+    return Held(Effect(question.estimand.of(found.lfc), n), found.by_model, found.missed)
 
 
 def raw_effect(contrast: Contrast, found: Mapping[str, Tensor], question: Question) -> Effect:
@@ -182,8 +258,8 @@ def together(parts: Sequence[dict[str, Tensor]], level: float) -> list[dict[str,
 
 def supports(found: Mapping[str, Tensor], contrasts: Sequence[Contrast], n_draws: int) -> dict[str, Support]:
     """How well the cells of every group were sampled."""
-    averaged = Averages({}, found["khat"], found["ess"])
-    return {s.name: support(averaged, s.cells, n_draws) for c in contrasts for s in (c.a, c.b)}
+    khat, ess = found[KHAT], found[ESS]
+    return {s.name: support(khat[s.cells], ess[s.cells], n_draws) for c in contrasts for s in (c.a, c.b)}
 
 
 def raw_columns(contrast: Contrast, found: Mapping[str, Tensor], question: Question) -> dict[str, Tensor]:
@@ -193,7 +269,7 @@ def raw_columns(contrast: Contrast, found: Mapping[str, Tensor], question: Quest
     return {"raw_lfc": effect.lfc.mean(0), "raw_prob_de": prob}
 
 
-def contrast_row(contrast: Contrast, effect: Effect, table: dict[str, Tensor], question: Question) -> dict[str, Any]:
+def contrast_row(contrast: Contrast, found: Held, table: dict[str, Tensor], question: Question) -> dict[str, Any]:
     """What results.json says of a contrast."""
     called, up = table["is_de"], table["lfc_mean"] > 0
     n = int(called.sum())
@@ -212,7 +288,9 @@ def contrast_row(contrast: Contrast, effect: Effect, table: dict[str, Tensor], q
         "expected_fdr": (1 - table["prob_de"][called]).mean().item() if n else 0.0,
         "level": question.level,
         "delta": question.delta,
-        "fdr_curve": fdr_curve(effect, question),
+        "by_model": found.by_model,
+        "missed": found.missed,
+        "fdr_curve": fdr_curve(found.effect, question),
     }
 
 

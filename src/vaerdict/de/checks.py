@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import log_normalise
-from vaerdict.de.cells import Proposed
-from vaerdict.de.weighting import stream_seeds
-from vaerdict.noise import seeded
+from vaerdict.de.cells import CellPosterior
+from vaerdict.de.weighting import CHECKS
+from vaerdict.noise import PerUnit, seeded
+from vaerdict.training.data import Rows
 
 _CELLS, _REPLICAS, _PARTICLES, _SHOWN = 200, 40, 100, 200
-_STREAM = 7  # of randomness, apart from those of particles, weights and means
+_AT_A_TIME = 10  # cells whose replicas are drawn together
 _COVERED = 0.75
 _SMALL = {"zeros": 0.02, "variance": 0.15, "library": 0.05}
 """Typical misses that do no harm: in shares of zeros, and in natural logarithms of variances and libraries."""
@@ -37,35 +38,37 @@ class Sampling(Protocol):
         ...
 
 
-def predictive(model: Sampling, x: Tensor, posterior: Proposed, n_genes: int, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Counts of some cells, and replicas of them. Shapes: ``x (cells, p) -> (c, genes), (replicas, c, genes)``."""
-    generator = seeded(stream_seeds(seed, _STREAM, 1)[0])
-    cells = torch.randperm(len(x), generator=generator)[:_CELLS].sort().values
-    out = []
-    for some in cells.split(50):
-        z = latents(posterior, some, _REPLICAS, seed=seed)
-        out.append(model.sample(x[some], z, generator=generator).float())
-    return x[cells][:, :n_genes], torch.cat(out, 1)
+@torch.no_grad()
+def predictive(
+    model: Sampling, rows: Rows, posterior: CellPosterior, n_genes: int, *, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Counts of some cells, and replicas of them. Shapes: ``rows (cells, p) -> (c, genes), (replicas, c, genes)``."""
+    generator = PerUnit(seed, CHECKS, torch.zeros(1)).generator
+    cells = torch.randperm(rows.n, generator=generator)[:_CELLS].sort().values
+    seen, drawn = [], []
+    for some in cells.split(_AT_A_TIME):
+        x = rows.take(some)
+        z = latents(posterior.select(some), some, _REPLICAS, seed=seed)
+        seen.append(x[:, :n_genes].cpu())
+        drawn.append(model.sample(x, z, generator=on(x.device, generator)).float().cpu())
+    return torch.cat(seen), torch.cat(drawn, 1)
 
 
-def latents(posterior: Proposed, cells: Tensor, n: int, *, seed: int) -> Tensor:
-    """Draws of latents of equal weight. Shapes: ``(c,) -> (n, c, d)``."""
-    seeds = stream_seeds(seed, _STREAM, posterior.n_cells)
-    generators = [seeded(seeds[c]) for c in cells.tolist()]
-    z, log_w = posterior.particles(cells, _PARTICLES, generators)
-    weight = log_normalise(log_w).exp()
-    picked = [torch.multinomial(w, n, replacement=True, generator=g) for w, g in zip(weight.T, generators, strict=True)]
-    return z.gather(0, torch.stack(picked, 1).unsqueeze(-1).expand(-1, -1, z.shape[-1]))
+def on(device: torch.device, generator: torch.Generator) -> torch.Generator:
+    """The generator, or where it lives elsewhere one of the device that it seeds."""
+    if generator.device.type == device.type:
+        return generator
+    return seeded(int(torch.randint(2**62, (1,), generator=generator)), device)
 
 
-def latent_means(posterior: Proposed, *, seed: int) -> Tensor:
-    """The posterior mean of every cell's latent. Shapes: ``-> (cells, d)``."""
-    seeds = stream_seeds(seed, _STREAM, posterior.n_cells)
-    parts = []
-    for some in torch.arange(posterior.n_cells).split(128):
-        z, log_w = posterior.particles(some, _PARTICLES, [seeded(seeds[c]) for c in some.tolist()])
-        parts.append((log_normalise(log_w).exp().unsqueeze(-1) * z).sum(0))
-    return torch.cat(parts)
+def latents(posterior: CellPosterior, cells: Tensor, n: int, *, seed: int) -> Tensor:
+    """Draws of the latents of a posterior's cells, of equal weight. Shapes: ``(c,) -> (n, c, d)``."""
+    source = PerUnit(seed, CHECKS, cells.to(posterior.device))
+    z, log_w = posterior.particles(_PARTICLES, source)
+    uniform = source.uniform(n, cells.shape, 1, like=log_w.double()).squeeze(-1)
+    cumulative = log_normalise(log_w.double()).exp().cumsum(0)
+    picked = torch.searchsorted(cumulative.mT.contiguous(), uniform.mT.contiguous()).mT.clamp_max(_PARTICLES - 1)
+    return z.gather(0, picked.unsqueeze(-1).expand(-1, -1, z.shape[-1]))
 
 
 def predictive_checks(observed: Tensor, replicas: Tensor) -> list[dict[str, Any]]:
@@ -80,11 +83,12 @@ def predictive_checks(observed: Tensor, replicas: Tensor) -> list[dict[str, Any]
 
 
 def _zeros(counts: Tensor) -> Tensor:
-    return (counts == 0).float().mean(-2)
+    return (counts == 0).sum(-2) / counts.shape[-2]
 
 
 def _log_variance(counts: Tensor) -> Tensor:
-    return (counts.var(-2) + 0.1).log()  # one count more or less of a rare gene is not worth a logarithm
+    variance = counts.var(-2) if counts.dim() == 2 else torch.stack([one.var(-2) for one in counts])
+    return (variance + 0.1).log()  # one count more or less of a rare gene is not worth a logarithm
 
 
 def _check(name: str, x: Tensor, observed: Tensor, drawn: Tensor) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,8 +12,9 @@ from vaerdict import diagnostics
 from vaerdict.core import Progress, SettingError, ShapeError, silent
 from vaerdict.de.cells import CellPosterior
 from vaerdict.de.contrast import CENTRED, Comparison, Estimand, comparison, joint_effect
-from vaerdict.de.streams import CHUNK, Averages, Population, averages
+from vaerdict.de.streams import Population, averages
 from vaerdict.de.weighting import Bootstrap, Equal, OneCell, Weighting
+from vaerdict.engines import Engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,22 +66,25 @@ def compare(
     interval: float = 0.9,
     n_draws: int = 1000,
     seed: int = 0,
-    chunk: int = CHUNK,
+    block: int | None = None,
+    chunk: int | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Compared:
     """Compare groups of cells gene by gene, all contrasts in one pass over the cells.
 
     `groups` maps names to indices of cells ``(n,)`` and `contrasts` names pairs (a, b), fold changes being of a over b.
     `refits` are the same cells under models fitted to bootstrap resamples; with them the model's own error counts.
-    `median` compares group medians instead of means.
+    `median` compares group medians instead of means. For `block`, `chunk` and `engine` see `averages`.
     """
     _check([posterior, *refits], groups, contrasts)
     weighting = (uncertainty or Uncertainty()).weighting(estimand)
     wanted = {name: groups[name] for pair in contrasts for name in pair}
     still = {_still(name): Population(cells, Equal(), median) for name, cells in wanted.items()}
     populations = {name: Population(cells, weighting, median) for name, cells in wanted.items()} | still
-    found = averages(posterior, populations, n_draws, seed=seed, chunk=chunk, progress=progress)
-    others = [averages(r, still, n_draws, seed=seed, chunk=chunk, progress=progress).expression for r in refits]
+    how: Any = {"seed": seed, "block": block, "chunk": chunk, "engine": engine, "progress": progress}
+    found = averages(posterior, populations, n_draws, **how)
+    others = [averages(r, still, n_draws, **how).expression for r in refits]
     ess = _harmonic_mean(found.ess)
 
     def genes(a: str, b: str) -> Comparison:
@@ -92,7 +96,7 @@ def compare(
 
     return Compared(
         {(a, b): genes(a, b) for a, b in contrasts},
-        {name: support(found, cells, n_draws) for name, cells in wanted.items()},
+        {name: support(found.khat[cells], found.ess[cells], n_draws) for name, cells in wanted.items()},
     )
 
 
@@ -106,11 +110,10 @@ def _harmonic_mean(ess: Tensor) -> float:
     return 1 / (1 / ess[~ess.isnan()]).mean().item()
 
 
-def support(found: Averages, cells: Tensor, n_draws: int) -> Support:
-    """How well a group's cells were sampled. Shapes: ``cells (n,)``."""
-    khat, ess = found.khat[cells], found.ess[cells]
+def support(khat: Tensor, ess: Tensor, n_draws: int) -> Support:
+    """How well a group's cells were sampled. Shapes: ``khat (n,)``, ``ess (n,)``."""
     ok = diagnostics.verdict(khat, ess, n_draws) == diagnostics.Verdict.OK
-    return Support(len(cells), khat.nanmedian().item(), ess.median().item(), ok.double().mean().item())
+    return Support(len(khat), khat.nanmedian().item(), ess.median().item(), ok.double().mean().item())
 
 
 def _check(fits: Sequence[CellPosterior], groups: Mapping[str, Tensor], contrasts: Sequence[tuple[str, str]]) -> None:

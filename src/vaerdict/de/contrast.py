@@ -31,7 +31,10 @@ class Estimand:
 
     def lfc(self, a: Tensor, b: Tensor) -> Tensor:
         """Log2 fold change of a over b in every joint draw. Shapes: ``(draws, genes), (draws, genes) -> same``."""
-        change = a.log2() - b.log2()
+        return self.of(a.log2() - b.log2())
+
+    def of(self, change: Tensor) -> Tensor:
+        """Changes of proportions as this fold change. Shapes: ``(draws, genes) -> same``."""
         return change - _midpoint(change) if self.centred else change
 
 
@@ -51,6 +54,10 @@ CENTRED = Estimand("centred", "log2 fold change of mean expression, if half of t
 PROPORTION = Estimand("proportion", "log2 fold change of the mean proportion of each gene")
 PAIR = Estimand("pair", "log2 ratio of the proportions in one random cell of each group, as in scvi-tools", pairs=True)
 ESTIMANDS = {estimand.name: estimand for estimand in (CENTRED, PROPORTION, PAIR)}
+
+
+INTERVAL = 0.9
+"""The probability that the credible interval of a fold change holds, where nothing else is asked for."""
 
 
 class Effect(NamedTuple):
@@ -117,7 +124,7 @@ def comparison(
     estimand: Estimand,
     delta: float = 0.5,
     level: float = 0.05,
-    interval: float = 0.9,
+    interval: float = INTERVAL,
 ) -> Comparison:
     """Summarise joint draws of log2 fold changes gene by gene; `interval` is the credible interval's probability.
 

@@ -16,18 +16,23 @@ from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import DataError, Progress, Proposal, log_mean_exp, prepared, silent
+from vaerdict.de.cells import chunk_size
 from vaerdict.de.grouped import Expressing
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, OfCounts
 from vaerdict.training import RECIPES, Fit, Member, RefinedBound, Settings, refined_evidence, train
+from vaerdict.training.data import Resampled, Rows
 
 LATENTS, HIDDEN = 10, (128,)
 MOST_TRAINING = 10_000
 """Cells that models are trained on at most; of more, these many at random."""
 
+SCORED = 200
+"""Cells, and draws for each, that score a model."""
+
 _SPLIT_SEED, _REFIT_SEED, _SCORE_SEED = 51, 30_000, 52
-_SCORED = 200  # cells, and draws for each, that score a model
+
 _FEWEST = 12  # cells to train, stop and score with
 
 
@@ -82,18 +87,18 @@ class Split:
     test: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, seed: int) -> Split:
+    def of(cls, rows: Rows, seed: int) -> Split:
         """A tenth each to stop and to score, at most 500; of few cells a quarter."""
-        n = min(len(x), MOST_TRAINING)
+        n = min(rows.n, MOST_TRAINING)
         if n < _FEWEST:
             raise DataError(f"{n} cells cannot train a model; at least {_FEWEST} are needed.")
-        order = torch.randperm(len(x), generator=seeded(1000 * seed + _SPLIT_SEED))[:n]
+        order = torch.randperm(rows.n, generator=seeded(1000 * seed + _SPLIT_SEED))[:n]
         held = min(500, n // 10 if n >= 100 else n // 4)
-        return cls(x[order[2 * held :]], x[order[held : 2 * held]], x[order[:held]])
+        return cls(*(rows.take(some) for some in (order[2 * held :], order[held : 2 * held], order[:held])))
 
 
 def fit(
-    x: Tensor,
+    rows: Rows,
     n_batches: int,
     effort: Effort,
     *,
@@ -104,9 +109,11 @@ def fit(
 ) -> Fitted:
     """Train by every objective, keep the model of the best evidence, and refit it to bootstrap resamples of its cells.
 
-    Shapes: ``x (cells, genes + n_batches)``.
+    The cells that train, `MOST_TRAINING` at most, are dense in memory. Models stay on the device.
+
+    Shapes: ``rows (cells, genes + n_batches)``.
     """
-    split = Split.of(x, seed)
+    split = Split.of(rows, seed)
     generator = seeded(seed)
     model = CountModel.start(split.train, LATENTS, generator=generator, hidden=HIDDEN, n_batches=n_batches)
     encoder = OfCounts(Normal(), n_batches).make(split.train, LATENTS, hidden=HIDDEN, generator=generator)
@@ -121,11 +128,11 @@ def fit(
         checkpoint=None if folder is None else folder / "models",
         progress=progress,
     )
-    rows = [_row(each, split.test) for each in fits]
-    best = max(range(len(rows)), key=lambda i: rows[i]["evidence_refined"])
-    rows[best]["chosen"] = True
+    scores = [_row(each, split.test) for each in fits]
+    best = max(range(len(scores)), key=lambda i: scores[i]["evidence_refined"])
+    scores[best]["chosen"] = True
     refits = _refit(fits[best], split, effort, seed, device, folder, progress) if effort.refits else []
-    return Fitted(*_parts(fits[best]), rows, [_parts(each) for each in refits])
+    return Fitted(*_parts(fits[best]), scores, [_parts(each) for each in refits])
 
 
 def _refit(
@@ -135,11 +142,11 @@ def _refit(
     n, n_cells = effort.refits, len(split.train)
     best = max(fit.history, key=lambda check: check[1])[0] if fit.history else 1
     seeds = [_REFIT_SEED + 1000 * seed + i for i in range(n)]
-    resampled = torch.stack([split.train[torch.randint(n_cells, (n_cells,), generator=seeded(s))] for s in seeds])
+    chosen = torch.stack([torch.randint(n_cells, (n_cells,), generator=seeded(s)) for s in seeds])
     members = [Member(fit.model, fit.proposal, fit.member.recipe, s) for s in seeds]
     return train(
         members,
-        resampled,
+        Resampled(split.train, chosen.to(split.train.device)),
         split.valid.expand(n, -1, -1),
         effort.settings(n_cells, epochs=best, patience=None, check_every=best),
         apart=True,
@@ -150,9 +157,8 @@ def _refit(
 
 
 def _parts(fit: Fit) -> tuple[Expressing, Proposal]:
-    model = fit.model.cpu()
-    assert isinstance(model, Expressing)
-    return model, fit.proposal.cpu()
+    assert isinstance(fit.model, Expressing)
+    return fit.model, fit.proposal
 
 
 def _row(fit: Fit, x: Tensor) -> dict[str, Any]:
@@ -161,7 +167,7 @@ def _row(fit: Fit, x: Tensor) -> dict[str, Any]:
     return {
         "model": fit.name,
         "seed": fit.seed,
-        **evidence(model, proposal, x[:_SCORED]),
+        **evidence(model, proposal, x[:SCORED]),
         "epochs": fit.epochs,
         "chosen": False,
     }
@@ -169,8 +175,8 @@ def _row(fit: Fit, x: Tensor) -> dict[str, Any]:
 
 def evidence(model: Expressing, proposal: Proposal, x: Tensor) -> dict[str, float]:
     """Mean log-evidence of cells by the encoder and by refined proposals, with the median k-hat of the latter."""
-    found = refined_evidence(model, x, proposal, _SCORED, generator=seeded(_SCORE_SEED))
-    own = encoder_weights(model, proposal, x, _SCORED, seed=_SCORE_SEED)
+    found = refined_evidence(model, x, proposal, SCORED, generator=seeded(_SCORE_SEED))
+    own = encoder_weights(model, proposal, x, SCORED, seed=_SCORE_SEED)
     return {
         "evidence_own": log_mean_exp(own).mean().item(),
         "evidence_refined": found.log_evidence.mean().item(),
@@ -182,13 +188,13 @@ def evidence(model: Expressing, proposal: Proposal, x: Tensor) -> dict[str, floa
 def encoder_weights(model: Expressing, proposal: Proposal, x: Tensor, n: int, *, seed: int) -> Tensor:
     """Log-weights of n draws of the encoder alone, some cells at a time. Shapes: ``(cells, p) -> (n, cells)``."""
     generator, parts = seeded(seed), []
-    for some in x.split(64):
+    for some in x.split(max(1, chunk_size(x.device) // (n * x.shape[-1]))):
         z, log_q = proposal.draw(some, n, generator=generator)
         parts.append((model.log_joint(prepared(model, some), z) - log_q).double())
     return torch.cat(parts, 1)
 
 
 def encoder_khat(model: Expressing, proposal: Proposal, x: Tensor, *, seed: int) -> float:
-    """The median k-hat of the encoder alone on the first cells of x."""
-    log_w = encoder_weights(model, proposal, x[:_SCORED], _SCORED, seed=seed)
+    """The median k-hat of the encoder alone on the cells x."""
+    log_w = encoder_weights(model, proposal, x, SCORED, seed=seed)
     return diagnostics.khat(log_w).nanmedian().item()

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import Model, SettingError, prepared
-from vaerdict.de.weighting import stream_seeds
+from vaerdict.de.weighting import MEANS
 from vaerdict.distributions import Elliptical, StandardNormal
-from vaerdict.noise import seeded
+from vaerdict.noise import PerUnit
 
-_MEANS = 3  # the stream of randomness of the groups' means
+_AT_A_TIME = 4096  # cells whose covariances are spread out together
 _PRIOR_CELLS = 1.0  # how many cells the belief in a mean of zero is worth
 
 
@@ -96,33 +96,60 @@ class GroupMeans:
     mean: Tensor
     root: Tensor
 
-    def moves(self, cells: Tensor, n: int, seed: int) -> Tensor:
-        """What n joint draws add to the latents of some cells, alike in a group. Shapes: ``(c,) -> (n, c, d)``."""
-        label, root = self.labels[cells], self.root[cells]
-        out = root.new_zeros(n, *root.shape[:-1])
-        for own in label[label >= 0].unique().tolist():
-            generator = seeded(stream_seeds(seed, _MEANS, own + 1)[-1])
-            eps = torch.randn(n, root.shape[-1], generator=generator, dtype=torch.float64).to(root)
-            out[:, label == own] = torch.einsum("cij,nj->nci", root[label == own], eps)
-        return out
+    def moves(self, n: int, seed: int) -> Tensor:
+        """What n joint draws add to the latents of the cells, alike in a group. Shapes: ``-> (n, cells, d)``."""
+        own, place = self.labels.unique(return_inverse=True)
+        eps = PerUnit(seed, MEANS, own).normal(n, own.shape, self.root.shape[-1], like=self.root)
+        return torch.einsum("cij,ncj->nci", self.root, eps[:, place])
+
+    def select(self, cells: Tensor) -> GroupMeans:
+        """Those of some cells."""
+        return GroupMeans(self.labels[cells], self.mean[cells], self.root[cells])
 
 
-def group_means(q: Elliptical, inflate: float, labels: Tensor) -> GroupMeans:
-    r"""The mean of each cell's prior, its group's, from Gaussian posteriors under the common prior.
+class Levels(NamedTuple):
+    """The estimated mean of every group's prior, and the root of what is not known of it.
+
+    Shapes: ``mean (groups, d)``, ``root (groups, d, d)``.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    def of(self, labels: Tensor, covariance: Tensor) -> GroupMeans:
+        r"""For cells with posterior covariances :math:`\Sigma_n`. Shapes: ``labels (n,)``, ``covariance (n, d, d)``."""
+        inside, group = labels >= 0, labels.clamp_min(0)
+        mean, root = (part.to(covariance)[group] for part in self)
+        root = torch.where(inside[:, None, None], covariance @ root, 0)
+        return GroupMeans(labels, torch.where(inside[:, None], mean, 0), root)
+
+
+def levels(q: Elliptical, inflate: float, labels: Tensor) -> Levels:
+    r"""The mean of each group's prior from Gaussian posteriors of its cells under the common prior.
 
     With posterior means :math:`\mu_n` and covariances :math:`\Sigma_n` the evidence of n cells is largest at
     :math:`(I - \bar\Sigma) m = \bar\mu`, and has the curvature :math:`n (I - \bar\Sigma)`; a prior on m worth one cell
     keeps directions about which the cells know nothing at zero. `inflate` is the factor on the root of q's scale over
-    that of the posterior. Cells with a negative label are in no group and keep a mean of zero.
+    that of the posterior. Cells with a negative label are in no group.
 
     Shapes: ``q`` over ``(cells, d)``, ``labels (cells,)``.
     """
-    covariance = q.root.covariance().double() / inflate**2
-    mean, root = torch.zeros_like(q.loc), torch.zeros_like(covariance)
-    eye = torch.eye(q.loc.shape[-1], dtype=torch.float64, device=q.loc.device)
-    for label in labels[labels >= 0].unique():
-        cells = labels == label
-        known = int(cells.sum()) * (eye - covariance[cells].mean(0)) + _PRIOR_CELLS * eye
-        mean[cells] = torch.linalg.solve(known, q.loc[cells].double().sum(0)).to(mean)
-        root[cells] = covariance[cells] @ torch.linalg.cholesky(torch.linalg.inv(known))
-    return GroupMeans(labels, mean, root.to(q.loc))
+    d, n_groups = q.loc.shape[-1], max(1, int(labels.max()) + 1)
+    n = torch.bincount(labels[labels >= 0], minlength=n_groups).double()
+    total = q.loc.new_zeros(n_groups, d, dtype=torch.float64)
+    spread = total.new_zeros(n_groups, d, d)
+    for some in torch.arange(len(labels), device=labels.device).split(_AT_A_TIME):
+        some = some[labels[some] >= 0]
+        total.index_add_(0, labels[some], q.loc[some].double())
+        spread.index_add_(0, labels[some], q.select(some).root.covariance().double() / inflate**2)
+    eye = torch.eye(d, dtype=torch.float64, device=q.loc.device)
+    known = (n + _PRIOR_CELLS)[:, None, None] * eye - spread
+    return Levels(torch.linalg.solve(known, total), torch.linalg.cholesky(torch.linalg.inv(known)))
+
+
+def group_means(q: Elliptical, inflate: float, labels: Tensor) -> GroupMeans:
+    """The mean of each cell's prior, its group's (`levels`); cells in no group keep a mean of zero.
+
+    Shapes: ``q`` over ``(cells, d)``, ``labels (cells,)``.
+    """
+    return levels(q, inflate, labels).of(labels, q.root.covariance() / inflate**2)

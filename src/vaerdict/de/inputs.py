@@ -1,14 +1,16 @@
 """Counts and labels out of an AnnData: looked at a few cells at a time, and refused with the remedy where unusable.
 
-At no time is more than the non-zero counts of the cells asked for in memory, and `_BLOCK` cells of all genes of a dense
-or backed file.
+All genes are in memory for `BLOCK` cells at a time. Of the genes chosen the non-zero counts are kept, eight bytes each;
+where those of a backed file would take more than `HELD` bytes, none are, and its rows are read again when asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +20,103 @@ from scipy import sparse
 from torch import Tensor
 
 from vaerdict.core import DataError, SettingError
+from vaerdict.de.variable import GeneSums, most_variable
 from vaerdict.foreign import contained, needed
+from vaerdict.training.data import Rows, sparse_rows
 
-_BLOCK = 2048  # cells looked at together
+BLOCK = 2048
+"""Cells read together."""
+
+HELD = 2**27
+"""Bytes of counts of a backed file that are kept in memory at most."""
+
+_DENSE = 2**23  # counts of a dense matrix read together
+_SCATTERED = 4  # rows so many times farther apart than neighbours are read one by one
 _LARGEST_LOG = 20.0  # no logarithm of a count, or of a count per ten thousand, is larger
 _SHOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Counts of some cells and genes of a file, read when asked for.
+
+    Shapes: ``cells (cells,)`` and ``genes (genes,)``, rows and columns of the file.
+    """
+
+    path: str
+    layer: str | None
+    cells: np.ndarray
+    genes: np.ndarray
+
+    def read(self, index: np.ndarray) -> Any:
+        """Sparse rows of the cells at `index`, in any order. Shapes: ``(c,) -> (c, genes)``."""
+        cells, place = np.unique(self.cells[index], return_inverse=True)
+        source = _opened(self.path, self.layer, Path(self.path).stat().st_mtime_ns)
+        return _rows(source, cells)[:, self.genes].astype(np.float32)[place]
+
+
+@lru_cache(maxsize=2)
+def _opened(path: str, layer: str | None, _changed: int) -> Any:
+    """The matrix on disk, opened once however many blocks of it are read."""
+    return _source(open_data(path), layer)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """Observations on disk: counts and behind them more columns, such as batches, kept in memory.
+
+    Shapes: ``more (cells, columns)``, sparse.
+    """
+
+    stored: Stored
+    more: Any
+    device: torch.device
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return len(self.stored.cells)
+
+    def take(self, index: Tensor) -> Tensor:
+        """The observations at `index`, dense and on the device. Shapes: ``(size,) -> (size, p)``."""
+        rows = index.cpu().numpy()
+        both = sparse.hstack([self.stored.read(rows), self.more[rows]], format="csr")
+        return torch.from_numpy(both.toarray()).to(self.device)
+
+    def select(self, index: Tensor) -> StoredRows:
+        """Those at `index` alone."""
+        rows = index.cpu().numpy()
+        return StoredRows(replace(self.stored, cells=self.stored.cells[rows]), self.more[rows], self.device)
 
 
 @dataclass(frozen=True, eq=False)
 class Counts:
     """Counts of some cells and genes: the rows of the file they are, what was left out, and how genes were chosen.
 
-    Shapes: ``matrix (cells, genes)``, sparse rows of float32; ``cells (cells,)``.
+    `digest` tells counts apart.
+
+    Shapes: ``matrix (cells, genes)``, sparse rows of float32 or `Stored`; ``cells (cells,)``, ``totals (cells,)``.
     """
 
     matrix: Any
     genes: list[str]
     cells: np.ndarray
+    totals: np.ndarray
     selection: str
+    digest: str
     warnings: list[str] = field(default_factory=list)
 
     def tensor(self) -> Tensor:
         """The counts, dense. Shapes: ``-> (cells, genes)``."""
-        return torch.from_numpy(self.matrix.toarray())
+        return self.rows(torch.device("cpu")).take(torch.arange(len(self.cells)))
+
+    def rows(self, device: torch.device, more: Tensor | None = None) -> Rows:
+        """The cells as observations, with more columns ``(cells, columns)`` behind the counts where given."""
+        behind = sparse.csr_matrix(np.zeros((len(self.cells), 0), np.float32) if more is None else more.numpy())
+        if isinstance(self.matrix, Stored):
+            return StoredRows(self.matrix, behind, device)
+        matrix = self.matrix if more is None else sparse.hstack([self.matrix, behind], format="csr")
+        return sparse_rows(matrix, device)
 
 
 def open_data(path: str | Path) -> Any:
@@ -125,48 +201,102 @@ def read_counts(
     if adata.n_obs == 0 or adata.n_vars == 0:
         raise DataError(f"the data hold {adata.n_obs} cells and {adata.n_vars} genes; both are needed.")
     source, name, warnings = _source(adata, layer), f"layer {layer!r}" if layer else "X", []
-    whole: Any = sparse.vstack([_checked(block, name, adata) for block in _blocks(source, rows)], format="csr")
-    seen = np.zeros(adata.n_vars, dtype=np.int64)
-    for group in np.unique(groups[groups >= 0]):
-        seen = np.maximum(seen, whole[groups == group].getnnz(0))
+    blocks = partial(_blocks, source, rows)
+    seen, sums = _looked_at((_checked(block, name, adata) for block in blocks()), groups, adata.n_vars)
     kept = np.flatnonzero(seen >= min_cells)
     if len(kept) < 2:
         raise DataError(
             f"{len(kept)} genes are seen in at least {min_cells} cells of a group; at least two are needed to compare: "
             "lower min_cells or give more cells."
         )
-    genes = _unique(adata.var_names, warnings)
-    matrix = whole[:, kept]
-    chosen, selection = _variable(matrix, n_top_genes)
-    matrix, kept = matrix[:, chosen], kept[chosen]
-    full = np.asarray(matrix.sum(1)).ravel() > 0
+    kept, how = _variable(sums, kept, len(rows), blocks, n_top_genes)
+    names = _unique(adata.var_names, warnings)
+    selection = f"{len(kept)} of {adata.n_vars} genes: seen in at least {min_cells} cells of a group{how}"
+    path = _reread(adata, source)
+    matrix, totals, digest = _kept((block[:, kept] for block in blocks()), held=None if path is None else HELD)
+    full = totals > 0
     if not full.all():
         warnings.append(f"{int((~full).sum())} of {len(full)} cells have no counts in the genes compared; left out.")
-    selection = f"{len(kept)} of {adata.n_vars} genes: seen in at least {min_cells} cells of a group{selection}"
-    matrix = matrix[full]
-    matrix.sort_indices()
-    return Counts(matrix, [genes[g] for g in kept], rows[full], selection, warnings)
+    if matrix is None:
+        matrix = Stored(str(path), layer, rows[full], kept)
+    elif not full.all():
+        matrix = matrix[full]
+    return Counts(matrix, [names[g] for g in kept], rows[full], totals[full], selection, digest, warnings)
+
+
+def whole(matrix: Any, genes: list[str], cells: np.ndarray, selection: str) -> Counts:
+    """Counts that are at hand, all of them. Shapes: ``matrix (cells, genes)``, sparse rows."""
+    kept, totals, digest = _kept([matrix], held=None)
+    return Counts(kept, genes, cells, totals, selection, digest)
+
+
+def _reread(adata: Any, source: Any) -> str | None:
+    """The file to read rows from again, None where there is none or it is slow at that, as columns are."""
+    on_disk = getattr(adata, "isbacked", False) and not adata.is_view and getattr(source, "format", "csr") == "csr"
+    return str(adata.filename) if on_disk else None
+
+
+def _looked_at(blocks: Iterable[Any], groups: np.ndarray, n_genes: int) -> tuple[np.ndarray, GeneSums]:
+    """The most cells of a group that each gene is seen in, and sums over all cells. Shapes: ``-> (genes,)``."""
+    seen = np.zeros((int(groups.max(initial=0)) + 1, n_genes), dtype=np.int64)
+    sums, start = GeneSums(np.zeros(n_genes), np.zeros(n_genes)), 0
+    for block in blocks:
+        sums = sums.plus(GeneSums.of(block))
+        mine = groups[start : start + block.shape[0]]
+        for group in np.unique(mine[mine >= 0]):
+            seen[group] += block[mine == group].getnnz(0)
+        start += block.shape[0]
+    return seen.max(0), sums
+
+
+def _kept(blocks: Iterable[Any], held: int | None) -> tuple[Any, np.ndarray, str]:
+    """All blocks together, or none where they take more than `held` bytes; every cell's total, and a digest."""
+    parts, totals, size, sha = [], [], 0, hashlib.sha256()
+    for block in blocks:
+        block = block.astype(np.float32)
+        block.sort_indices()
+        for array in (block.data, block.indices, block.indptr):
+            sha.update(np.ascontiguousarray(array).tobytes())
+        totals.append(np.asarray(block.sum(1), dtype=np.float64).ravel())
+        size += block.data.nbytes + block.indices.nbytes
+        parts = [] if held is not None and size > held else [*parts, block]
+    matrix = None if held is not None and size > held else sparse.vstack(parts, format="csr")
+    return matrix, np.concatenate(totals), sha.hexdigest()
 
 
 def _source(adata: Any, layer: str | None) -> Any:
     if layer is None:
         if adata.X is None:
             raise DataError(f"the data have no X; name a layer of counts, there are {_listed(list(adata.layers))}.")
-        return adata.X
+        return _by_rows(adata.X)
     if layer not in adata.layers:
         there = [str(name) for name in adata.layers]
         raise SettingError(f"layer={layer!r} is not there{_closest(layer, there)}; there are {_listed(there)}.")
-    return adata.layers[layer]
+    return _by_rows(adata.layers[layer])
+
+
+def _by_rows(matrix: Any) -> Any:
+    return matrix.tocsr() if sparse.issparse(matrix) and matrix.format != "csr" else matrix
 
 
 def _blocks(source: Any, rows: np.ndarray) -> Iterator[Any]:
-    """Sparse rows of float64, some cells at a time; files want their rows in rising order."""
-    if sparse.issparse(source) and source.format != "csr":
-        source = source.tocsr()
-    for start in range(0, len(rows), _BLOCK):
-        block = source[rows[start : start + _BLOCK]]
-        block = block if sparse.issparse(block) else np.asarray(block)
-        yield sparse.csr_matrix(block, dtype=np.float64)
+    """Sparse rows of float64, some cells at a time, fewer where they come dense."""
+    dense = not hasattr(source, "format")
+    size = min(BLOCK, max(1, _DENSE // source.shape[1])) if dense else BLOCK
+    for start in range(0, len(rows), size):
+        yield _rows(source, rows[start : start + size])
+
+
+def _rows(source: Any, rows: np.ndarray) -> Any:
+    """Sparse rows of float64, without explicit zeros; `rows` rise, and where they are near each other those between
+    are read too: from a file one long read is far quicker than many short ones."""
+    first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+    near = last - first <= _SCATTERED * len(rows)
+    block = source[first:last] if near else source[rows]
+    found: Any = sparse.csr_matrix(block if sparse.issparse(block) else np.asarray(block)).astype(np.float64)
+    found = found[rows - first] if near and last - first > len(rows) else found
+    found.eliminate_zeros()
+    return found
 
 
 def _checked(block: Any, name: str, adata: Any) -> Any:
@@ -182,8 +312,7 @@ def _checked(block: Any, name: str, adata: Any) -> Any:
     odd = values != np.round(values)
     if odd.any():
         raise DataError(f"{name} {_not_counts(block, float(values[odd][0]))}; {_remedy(name, adata)}")
-    block.eliminate_zeros()
-    return block.astype(np.float32)
+    return block
 
 
 def _not_counts(block: Any, example: float) -> str:
@@ -232,17 +361,13 @@ def _unique(names: Any, warnings: list[str]) -> list[str]:
     return out
 
 
-def _variable(matrix: Any, n_top: int | None) -> tuple[np.ndarray, str]:
-    """The most variable genes by scanpy's seurat_v3, in the order of the file; all where that cannot be had."""
-    every = np.arange(matrix.shape[1])
-    if n_top is None or len(every) <= n_top:
-        return every, ""
-    scanpy, anndata = needed("scanpy", "bio"), needed("anndata", "bio")
+def _variable(sums: GeneSums, kept: np.ndarray, n: int, blocks: Any, n_top: int | None) -> tuple[np.ndarray, str]:
+    """Of the genes kept the most variable, in the order of the file, all where that cannot be had; and how it went."""
+    if n_top is None or len(kept) <= n_top:
+        return kept, ""
+    needed("skmisc.loess", "bio")
     try:
-        with contained(0):
-            held = anndata.AnnData(matrix.copy())
-            found = scanpy.pp.highly_variable_genes(held, flavor="seurat_v3", n_top_genes=n_top, inplace=False)
-    except Exception as error:  # its loess fails in many ways on few or odd cells
-        return every, f"; all of them, for the choice of variable genes failed ({type(error).__name__}: {error})"
-    chosen = np.flatnonzero(found["highly_variable"].to_numpy())
-    return chosen, f", and of those the {len(chosen)} most variable (seurat_v3)"
+        chosen = most_variable(sums.take(kept), n, lambda: (block[:, kept] for block in blocks()), n_top)
+    except Exception as error:  # its curve fails in many ways on few or odd cells
+        return kept, f"; all of them, for the choice of variable genes failed ({type(error).__name__}: {error})"
+    return kept[chosen], f", and of those the {len(chosen)} most variable (seurat_v3)"

@@ -60,8 +60,16 @@ def _inverse_trigamma(x: float) -> float:
     return y
 
 
-def replicate_effect(a: Mapping[str, Tensor], b: Mapping[str, Tensor], estimand: Estimand, *, seed: int) -> Effect:
-    """Draws of the fold change between groups of samples, from joint draws of every sample's mean expression.
+class Between(NamedTuple):
+    """A fold change between groups of samples: Student's t. Shapes: ``mean`` and ``scale`` ``(genes,)``."""
+
+    mean: Tensor
+    scale: Tensor
+    df: float
+
+
+def between(a: Mapping[str, Tensor], b: Mapping[str, Tensor], estimand: Estimand) -> Between:
+    """The fold change between groups of samples, from joint draws of every sample's mean expression.
 
     The error is that between samples, or that of the sample means themselves where it is larger, as it is when the
     samples happen to agree better than their cells allow.
@@ -78,10 +86,15 @@ def replicate_effect(a: Mapping[str, Tensor], b: Mapping[str, Tensor], estimand:
         df = len(y_a) + len(y_b) - 2
         pooled = (_squares(y_a) + _squares(y_b)) / df
         found, share = shrink(pooled, df), 1 / len(y_a) + 1 / len(y_b)
-    scale = torch.maximum(found.variance * share, full.var(0)).sqrt()
-    noise = np.random.default_rng([seed, 42]).standard_t(found.df, size=full.shape)
-    lfc = full.mean(0) + scale * torch.from_numpy(noise).to(full)
-    return Effect(lfc, torch.full_like(scale, float(len(full))))
+    return Between(full.mean(0), torch.maximum(found.variance * share, full.var(0)).sqrt(), found.df)
+
+
+def replicate_effect(a: Mapping[str, Tensor], b: Mapping[str, Tensor], estimand: Estimand, *, seed: int) -> Effect:
+    """As many draws of the fold change `between` groups of samples. Shapes: ``{sample: (draws, genes)}``."""
+    found, n = between(a, b, estimand), len(next(iter(a.values())))
+    noise = np.random.default_rng([seed, 42]).standard_t(found.df, size=(n, len(found.mean)))
+    lfc = found.mean + found.scale * torch.from_numpy(noise).to(found.mean)
+    return Effect(lfc, torch.full_like(found.scale, float(n)))
 
 
 def spread(means: Sequence[Tensor], n_draws: int, *, seed: int) -> Tensor:

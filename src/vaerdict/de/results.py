@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vaerdict.core import SettingError
+from vaerdict.core import DataError, SettingError
+from vaerdict.de.draws import read_draws, write_draws
 from vaerdict.files import manifest, write_json
 from vaerdict.foreign import contained, needed
 
@@ -21,14 +23,20 @@ if TYPE_CHECKING:
 LATENT = "X_vaerdict"
 """Where the AnnData that is saved holds the posterior means of the cells' latents."""
 
+DRAWS = "draws.npz"
+"""The file of the draws of fold changes."""
+
+_ROWS = "rows"  # where that AnnData says which rows of the data its cells were
+
 
 @dataclass(frozen=True, eq=False)
 class DEResult:
     """Genes of every contrast with calibrated probabilities, and the evidence behind them.
 
     `table` has a row for each contrast and gene, with the columns of `vaerdict.de.COLUMNS`; `results` is everything
-    else that was found, as results.json holds it. `cells` are the rows of the data that were compared or trained on and
-    `latent` the posterior means of their latents, ``(cells, d)``.
+    else that was found, as results.json holds it. `cells` are the rows of the data that were compared and `latent` the
+    posterior means of their latents, ``(cells, d)``. `draws` are joint draws of the log2 fold changes, ``(contrasts,
+    draws, genes)`` in the order of `table`, fewer than were made where there are very many.
     """
 
     table: pandas.DataFrame
@@ -37,6 +45,21 @@ class DEResult:
     cells: np.ndarray = field(repr=False)
     latent: np.ndarray = field(repr=False)
     data_sha256: str = field(repr=False)
+    draws: np.ndarray = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> DEResult:
+        """What `save`, or the command `vaerdict de`, wrote to a folder."""
+        out = Path(path)
+        table = read_table(out)
+        try:
+            results, noted = (json.loads((out / name).read_text()) for name in ("results.json", "manifest.json"))
+            with contained(0):
+                latent = needed("anndata", "bio").read_h5ad(out / "latent.h5ad")
+            rows, means, sha = latent.uns[_ROWS], latent.obsm[LATENT], noted["data_sha256"]
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict de` again.") from error
+        return cls(table, results, latent.obs, np.asarray(rows), np.asarray(means), sha, read_draws(out / DRAWS))
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -54,6 +77,41 @@ class DEResult:
         found = found if contrast is None else found[found["contrast"] == contrast]
         order = np.lexsort((-found["lfc_mean"].abs().to_numpy(), found["q_value"].to_numpy()))
         return found.iloc[order]
+
+    def with_truth(self, truth: Mapping[str, Mapping[str, float]]) -> DEResult:
+        """The same with true log2 fold changes beside, of simulated data: a number for each contrast and gene.
+
+        Its page then opens with the truth beside the answer.
+        """
+        known = {name: {str(gene): float(lfc) for gene, lfc in genes.items()} for name, genes in truth.items()}
+        unknown = sorted(known.keys() - {c["name"] for c in self.results["contrasts"]})
+        if unknown:
+            raise SettingError(f"no contrast {', '.join(unknown)} was compared; give the truth of those that were.")
+        return replace(self, results=self.results | {"truth": known})
+
+    def to_arviz(self) -> Any:
+        """An arviz ``InferenceData``: draws of `lfc` by contrast and gene, and how well each group was sampled.
+
+        The draws are equally weighted and independent, in one chain; `importance_diagnostics` holds the median k-hat,
+        the effective share of draws and the share of cells in order, by group.
+        """
+        arviz, xarray = needed("arviz", "arviz"), needed("xarray", "arviz")
+        contrasts, genes = self._axes()
+        data = arviz.from_dict(
+            posterior={"lfc": self.draws.swapaxes(0, 1)[None]},
+            coords={"contrast": contrasts, "gene": genes},
+            dims={"lfc": ["contrast", "gene"]},
+        )
+        groups = self.results["diagnostics"]
+        columns = {key: ("group", [_or_nan(g[key]) for g in groups]) for key in ("khat", "ess", "share_ok")}
+        sampled = xarray.Dataset(columns, coords={"group": [g["group"] for g in groups]})
+        data.add_groups(importance_diagnostics=sampled)
+        return data
+
+    def _axes(self) -> tuple[list[str], list[str]]:
+        """The names of contrasts and genes, in the order of the draws."""
+        contrasts = [c["name"] for c in self.results["contrasts"]]
+        return contrasts, self.table["gene"].head(self.draws.shape[-1]).tolist()
 
     def to_scanpy(self, adata: Any, key: str = "rank_genes_groups") -> None:
         """Fill ``adata.uns[key]`` as scanpy's ``rank_genes_groups`` does, so that its plots work.
@@ -91,7 +149,7 @@ class DEResult:
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write de.csv (and de.parquet where pandas can), results.json, latent.h5ad and manifest.json to a folder."""
+        """Write de.csv (and de.parquet where pandas can), results.json, latent.h5ad, draws.npz and manifest.json."""
         out = Path(path)
         out.mkdir(parents=True, exist_ok=True)
         _whole(out / "de.csv", lambda file: self.table.to_csv(file, index=False))
@@ -99,9 +157,10 @@ class DEResult:
         if not _parquet(self.table, out / "de.parquet"):
             results["warnings"] = [
                 *self.warnings,
-                "de.parquet was not written: it needs pyarrow (pip install pyarrow).",
+                "de.parquet was not written: it needs pyarrow (pip install vaerdict[bio]).",
             ]
         _whole(out / "latent.h5ad", self._write_latent)
+        _whole(out / DRAWS, lambda file: write_draws(file, self.draws, *self._axes()))
         write_json(out / "results.json", results)
         noted = manifest(results["settings"], results["seconds"])
         write_json(out / "manifest.json", noted | {"data_sha256": self.data_sha256})
@@ -116,7 +175,11 @@ class DEResult:
     def _write_latent(self, file: Path) -> None:
         anndata = needed("anndata", "bio")
         with contained(0):
-            anndata.AnnData(obs=self.obs, obsm={LATENT: self.latent}).write_h5ad(file)
+            anndata.AnnData(obs=self.obs, obsm={LATENT: self.latent}, uns={_ROWS: self.cells}).write_h5ad(file)
+
+
+def _or_nan(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def _whole(path: Path, write: Callable[[Path], Any]) -> None:
@@ -139,4 +202,5 @@ def read_table(path: str | Path) -> pandas.DataFrame:
     file = Path(path) / "de.csv"
     if not file.is_file():
         raise SettingError(f"{path} holds no de.csv; name a folder that `vaerdict de` wrote.")
-    return needed("pandas", "bio").read_csv(file, keep_default_na=False, na_values=[""])
+    options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a gene may be called NA
+    return needed("pandas", "bio").read_csv(file, **options)

@@ -1,4 +1,9 @@
-"""One analysis, stage by stage, each stored so that a run that was stopped goes on."""
+"""One analysis, stage by stage, each stored so that a run that was stopped goes on.
+
+Memory stays bounded however many cells there are: see `vaerdict.de.inputs` for what is held of the counts. Dense are at
+most `MOST_TRAINING` cells while models train, and a block of cells for each worker while posteriors are refined and
+averaged; of every cell some hundred numbers are kept.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +20,30 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from vaerdict.core import Progress, SettingError, check_count
+from vaerdict.core import Progress, Proposal, SettingError, check_count
 from vaerdict.de import answers, inputs, plan
-from vaerdict.de.cells import Proposed, refined
-from vaerdict.de.checks import latent_means, predictive, predictive_checks
-from vaerdict.de.contrast import ESTIMANDS, Effect
-from vaerdict.de.fitting import MOST_TRAINING, Effort, Fitted, encoder_khat, evidence, fit
+from vaerdict.de.anchored import raw_shares
+from vaerdict.de.cells import Modes, Streamed, find_modes, streamed
+from vaerdict.de.checks import predictive, predictive_checks
+from vaerdict.de.contrast import ESTIMANDS, INTERVAL, Effect
+from vaerdict.de.draws import kept
+from vaerdict.de.fitting import MOST_TRAINING, SCORED, Effort, Fitted, encoder_khat, evidence, fit
+from vaerdict.de.grouped import Expressing
 from vaerdict.de.parts import Parts
 from vaerdict.de.results import DEResult
 from vaerdict.de.verdict import CELLS, verdict
+from vaerdict.engines import Engine
 from vaerdict.models.adapters import ScviModel
 from vaerdict.noise import seeded
 from vaerdict.training import RECIPES
 from vaerdict.training.checkpoint import digest
+from vaerdict.training.data import Rows, sparse_rows
 
 TRAINING_CELLS = 2000
 """Where fewer cells are compared, others at random join the training up to this many: they know the genes too."""
 
 _RAW_DRAWS = 500
+_STAGES = 2  # how finished stages are stored; those of another way are refused
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ class Run:
     device: str
     out: Path | None
     progress: Progress
+    engine: Engine | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -93,19 +105,21 @@ class Run:
         """Do everything."""
         options, question = self.options, self.options.question
         with self._timed("reading"):
-            counts, x, n_batches = self._data()
+            counts, rows, n_batches = self._data()
         known = self.labels.take(counts.cells)
         place = plan.compared_cells(plan.contrasts(known, options.pairs, []))
-        here, labels = x[torch.from_numpy(place)], known.take(place)
+        here = rows if len(place) == rows.n else rows.select(torch.from_numpy(place))
+        labels = known.take(place)
         contrasts = plan.contrasts(labels, options.pairs, self.warnings)
         sha = _digest(counts, known)
         weights = None if self.given is None else digest(self.given.state_dict().values())
-        parts = Parts.of(self.out, {"settings": asdict(options), "data": sha, "model": weights})
+        parts = Parts.of(self.out, {"settings": asdict(options), "data": sha, "model": weights, "stages": _STAGES})
         with self._timed("training"):
-            fitted = self._fitted(x, n_batches, parts)
+            fitted = self._fitted(rows, n_batches, parts)
+        del rows
         with self._timed("refining"):
             fits = ((fitted.model, fitted.proposal), *fitted.refits)
-            posteriors = [refined(model, here, proposal, labels=labels.atoms()) for model, proposal in fits]
+            posteriors = [self._posterior(i, *fit, here, labels.atoms(), parts) for i, fit in enumerate(fits)]
         with self._timed("averaging"):
             found = parts.stage("averages", self._averages(posteriors[0], contrasts))
             others = [
@@ -113,23 +127,49 @@ class Run:
                 for i, p in enumerate(posteriors[1:])
             ]
         with self._timed("comparing"):
-            n_genes = len(counts.genes)
-            effects = [answers.model_effect(c, found, others, question) for c in contrasts]
-            tables = self._tables(here[:, :n_genes], contrasts, found, effects)
+            n_genes, totals = len(counts.genes), torch.from_numpy(counts.totals[place])
+            means = answers.raw_averages(here, totals, n_genes, contrasts, question, _RAW_DRAWS, self.engine)
+            batches = self._batches(counts.cells[place])
+            raw = answers.Raw(raw_shares(here, n_genes, answers.Raw.strata(contrasts, batches)), means)
+            effects = [
+                answers.held(c, answers.model_effect(c, found, others, question), raw, question, len(batches), share)
+                for c in contrasts
+                for share in [self._new_cells(c, known)]
+            ]
+            tables = self._tables(means, contrasts, found, [each.effect for each in effects])
         with self._timed("checking"):
             supports = answers.supports(found, contrasts, options.effort.n_draws)
             checks = predictive_checks(*predictive(_sampler(fitted), here, posteriors[0], n_genes, seed=options.seed))
             diagnostics = self._diagnostics(fitted, here, contrasts, supports)
-            latent = parts.stage("latent", lambda: {"z": latent_means(posteriors[0], seed=options.seed)})["z"]
+        rows_of_file = counts.cells[place]
+        table = answers.frame(contrasts, tables, counts.genes)
+        results = self._results(counts, fitted, contrasts, effects, tables, supports, checks, diagnostics)
+        obs, latent = self.adata.obs.iloc[rows_of_file].copy(), found[answers.LATENT].numpy()
+        return DEResult(table, results, obs, rows_of_file, latent, sha, kept([each.effect for each in effects]))
+
+    def _results(
+        self,
+        counts: inputs.Counts,
+        fitted: Fitted,
+        contrasts: Sequence[plan.Contrast],
+        effects: Sequence[answers.Held],
+        tables: Sequence[dict[str, Tensor]],
+        supports: dict[str, Any],
+        checks: list[dict[str, Any]],
+        diagnostics: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        """What results.json holds."""
+        options, question = self.options, self.options.question
         rows = [answers.contrast_row(*each, question) for each in zip(contrasts, effects, tables, strict=True)]
         words = verdict(supports, checks, rows, samples=options.sample_key is not None, refits=len(fitted.refits))
-        results = {
+        return {
             "experiment": "de",
             "settings": asdict(options),
             "seed": options.seed,
             "seconds": self.seconds,
             "scale": options.scale,
             "scale_words": question.estimand.target,
+            "interval": INTERVAL,
             "genes_words": counts.selection,
             "verdict": words,
             "contrasts": rows,
@@ -139,9 +179,6 @@ class Run:
             "truth": None,
             "warnings": self._warned(counts),
         }
-        rows_of_file = counts.cells[place]
-        table = answers.frame(contrasts, tables, counts.genes)
-        return DEResult(table, results, self.adata.obs.iloc[rows_of_file].copy(), rows_of_file, latent.numpy(), sha)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -149,36 +186,47 @@ class Run:
         yield
         self.seconds[stage] = time.perf_counter() - started
 
-    def _data(self) -> tuple[inputs.Counts, Tensor, int]:
+    def _data(self) -> tuple[inputs.Counts, Rows, int]:
         """Counts of the cells compared and of some others; with batches behind them, or as the given model wants."""
-        options = self.options
+        options, device = self.options, torch.device(self.device)
         wanted = plan.contrasts(self.labels, options.pairs, [])
         if self.given is not None:
-            return *_of_given(self.given, self.adata, wanted), 0
+            return *_of_given(self.given, self.adata, wanted, device), 0
         rows = plan.rows_to_read(wanted, self.adata.n_obs, TRAINING_CELLS, options.seed)
-        atoms = _groups(self.labels.group[rows], wanted)
         counts = inputs.read_counts(
             self.adata,
             rows,
-            atoms,
+            _groups(self.labels.group[rows], wanted),
             layer=options.layer,
             min_cells=options.min_cells,
             n_top_genes=options.n_top_genes,
         )
-        x, names = counts.tensor(), []
-        if options.batch_key is not None:
-            batch = inputs.column(self.adata, options.batch_key, role="batch_key")[counts.cells]
-            hot, names = inputs.one_hot(batch, role="batch_key")
-            x = torch.cat([x, hot], 1)
-        return counts, x, len(names)
+        if options.batch_key is None:
+            return counts, counts.rows(device), 0
+        batch = inputs.column(self.adata, options.batch_key, role="batch_key")[counts.cells]
+        hot, names = inputs.one_hot(batch, role="batch_key")
+        return counts, counts.rows(device, hot), len(names)
 
-    def _fitted(self, x: Tensor, n_batches: int, parts: Parts) -> Fitted:
+    def _batches(self, cells: np.ndarray) -> list[Tensor]:
+        """Which of the cells are of each batch; all of one where none are named. Shapes: ``(cells,)`` each."""
+        if self.options.batch_key is None:
+            return [torch.ones(len(cells), dtype=torch.bool)]
+        batch = inputs.column(self.adata, self.options.batch_key, role="batch_key")[cells]
+        return [torch.from_numpy((batch == name).astype(bool)) for name in sorted(set(batch))]
+
+    def _new_cells(self, contrast: plan.Contrast, known: plan.Labels) -> float:
+        """Cells the model learned from for each that is compared: these, and those of no group, which may be alike."""
+        labels = self.labels if self.given is not None else known
+        others = sum(label is None for label in labels.group) * min(1.0, MOST_TRAINING / max(1, len(labels.group)))
+        return 1 + others / (len(contrast.a.cells) + len(contrast.b.cells))
+
+    def _fitted(self, rows: Rows, n_batches: int, parts: Parts) -> Fitted:
         options = self.options
         if self.given is None:
-            if len(x) > MOST_TRAINING:
-                self.warnings.append(f"models were trained on {MOST_TRAINING} of {len(x)} cells, chosen at random.")
+            if rows.n > MOST_TRAINING:
+                self.warnings.append(f"models were trained on {MOST_TRAINING} of {rows.n} cells, chosen at random.")
             return fit(
-                x,
+                rows,
                 n_batches,
                 options.effort,
                 seed=options.seed,
@@ -187,34 +235,45 @@ class Run:
                 progress=self.progress,
             )
         self.warnings.append("the model was given: its own error is not assessed and not in the intervals.")
-        some = x[torch.randperm(len(x), generator=seeded(options.seed))[:200]]
+        some = rows.take(torch.randperm(rows.n, generator=seeded(options.seed))[:SCORED])
         row = {"model": options.model, "seed": None, **evidence(self.given, self.given.encoder, some)}
         return Fitted(self.given, self.given.encoder, [row | {"epochs": None, "chosen": True}], [])
 
-    def _averages(self, posterior: Proposed, contrasts: Sequence[plan.Contrast]) -> Callable[[], dict[str, Tensor]]:
+    def _posterior(
+        self, number: int, model: Expressing, proposal: Proposal, rows: Rows, labels: Tensor, parts: Parts
+    ) -> Streamed:
+        def listen(done: int, total: int, what: str, /) -> None:
+            self.progress(done, total, what if number == 0 else f"{what}, refit {number}")
+
+        def find() -> dict[str, Tensor]:
+            return find_modes(model, rows, proposal, engine=self.engine, progress=listen)._asdict()
+
+        modes = Modes(**parts.stage(f"modes-{number}", find))
+        return streamed(model, rows, proposal, labels=labels, modes=modes)
+
+    def _averages(self, posterior: Streamed, contrasts: Sequence[plan.Contrast]) -> Callable[[], dict[str, Tensor]]:
         n, question = self.options.effort.n_draws, self.options.question
-        return lambda: answers.joint_averages(posterior, contrasts, question, n, self.progress)
+        return lambda: answers.joint_averages(posterior, contrasts, question, n, self.engine, self.progress)
 
     def _still(
-        self, posterior: Proposed, contrasts: Sequence[plan.Contrast], what: str
+        self, posterior: Streamed, contrasts: Sequence[plan.Contrast], what: str
     ) -> Callable[[], dict[str, Tensor]]:
         n, question = self.options.effort.refit_draws, self.options.question
 
         def listen(done: int, total: int, _: str, /) -> None:
             self.progress(done, total, what)
 
-        return lambda: answers.still_averages(posterior, contrasts, question, n, listen)
+        return lambda: answers.still_averages(posterior, contrasts, question, n, self.engine, listen)
 
     def _tables(
         self,
-        counts: Tensor,
+        raw: dict[str, Tensor],
         contrasts: Sequence[plan.Contrast],
         found: dict[str, Tensor],
         effects: Sequence[Effect],
     ) -> list[dict[str, Tensor]]:
-        """The genes of every contrast, by the model and by raw counts ``(cells, genes)``."""
-        question, totals = self.options.question, counts.sum(-1)
-        raw = answers.raw_averages(counts / totals[:, None], totals, contrasts, question, _RAW_DRAWS)
+        """The genes of every contrast, by the model and by raw counts."""
+        question = self.options.question
         tables = [
             answers.compared(c, e, found, question).table | answers.raw_columns(c, raw, question)
             for c, e in zip(contrasts, effects, strict=True)
@@ -222,7 +281,7 @@ class Run:
         return answers.together(tables, question.level)
 
     def _diagnostics(
-        self, fitted: Fitted, x: Tensor, contrasts: Sequence[plan.Contrast], supports: dict[str, Any]
+        self, fitted: Fitted, rows: Rows, contrasts: Sequence[plan.Contrast], supports: dict[str, Any]
     ) -> list[dict[str, Any]]:
         sides = {side.name: side for c in contrasts for side in (c.a, c.b)}
         seed = self.options.seed
@@ -230,7 +289,7 @@ class Run:
             {
                 "group": name,
                 "n_cells": supports[name].n_cells,
-                "khat_encoder": encoder_khat(fitted.model, fitted.proposal, x[side.cells], seed=seed),
+                "khat_encoder": encoder_khat(fitted.model, fitted.proposal, rows.take(side.cells[:SCORED]), seed=seed),
                 "khat": supports[name].khat,
                 "share_ok": supports[name].share_ok,
                 "ess": supports[name].ess / self.options.effort.n_draws,
@@ -253,18 +312,19 @@ def _groups(labels: np.ndarray, wanted: Sequence[plan.Contrast]) -> np.ndarray:
     return np.array([number.get(label, -1) for label in labels])
 
 
-def _of_given(model: ScviModel, adata: Any, wanted: Sequence[plan.Contrast]) -> tuple[inputs.Counts, Tensor]:
-    """The cells compared as a given model wants them, all its genes."""
+def _of_given(
+    model: ScviModel, adata: Any, wanted: Sequence[plan.Contrast], device: torch.device
+) -> tuple[inputs.Counts, Rows]:
+    """The cells compared as a given model wants them, all its genes, covariates behind; dense a block at a time."""
     adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata
-    rows = plan.rows_to_read(wanted, adata.n_obs, 0, 0)
-    x, n_genes = model.observations(adata, rows), model.columns["X"]
-    counts = inputs.Counts(
-        sparse.csr_matrix(x[:, :n_genes].numpy()),
-        [str(g) for g in adata.var_names],
-        rows,
-        f"all {n_genes} of the model",
+    rows, n_genes = plan.rows_to_read(wanted, adata.n_obs, 0, 0), model.columns["X"]
+    blocks = np.array_split(rows, -(-len(rows) // inputs.BLOCK))
+    matrix: Any = sparse.vstack(
+        [sparse.csr_matrix(model.observations(adata, some).cpu().numpy()) for some in blocks], format="csr"
     )
-    return counts, x
+    counts = inputs.whole(matrix[:, :n_genes], [str(g) for g in adata.var_names], rows, f"all {n_genes} of the model")
+    model.to(device)
+    return counts, sparse_rows(matrix, device)
 
 
 def _sampler(fitted: Fitted) -> Any:
@@ -274,9 +334,8 @@ def _sampler(fitted: Fitted) -> Any:
 
 def _digest(counts: inputs.Counts, labels: plan.Labels) -> str:
     """A hash of the counts, genes and labels that were used."""
-    sha = hashlib.sha256()
-    for array in (counts.matrix.data, counts.matrix.indices, counts.matrix.indptr, counts.cells):
-        sha.update(np.ascontiguousarray(array).tobytes())
+    sha = hashlib.sha256(counts.digest.encode())
+    sha.update(np.ascontiguousarray(counts.cells).tobytes())
     for names in (counts.genes, labels.group, labels.within, labels.sample):
         sha.update("\0".join(map(str, [] if names is None else names)).encode())
     return sha.hexdigest()

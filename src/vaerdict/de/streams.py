@@ -1,29 +1,27 @@
-"""Group averages of expression, one for each joint draw of all cells, in one pass and in bounded memory.
+"""Average expression of groups of cells in joint draws, in one pass over the cells and in bounded memory.
 
-A joint draw is one latent for every cell, resampled from the cell's weighted particles, and one set of cell weights.
-Cells are worked on a few at a time; what is kept is a sum for each group, draw and gene.
+Cells are worked on a block at a time, and spread out over genes a few draws of a block at a time. What a cell draws
+depends on the seed, its index and its group alone, so that answers depend neither on blocks nor on who does them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vaerdict import diagnostics
-from vaerdict.core import Progress, SettingError, check_count, silent
-from vaerdict.de.cells import CellPosterior, moved
-from vaerdict.de.weighting import Bootstrap, Weighting, stream_seeds
-from vaerdict.noise import seeded
+from vaerdict.core import Progress, SettingError, check_count, log_normalise, silent
+from vaerdict.de.cells import CellPosterior, Filled, block_size, chunk_size, default_engine, moved
+from vaerdict.de.weighting import PARTICLES, Bootstrap, Weighting, Weights
+from vaerdict.engines import Engine, Made, in_order
+from vaerdict.noise import PerUnit
 from vaerdict.samplers.resampling import systematic
-
-CHUNK = 2**21
-"""Numbers of draws x cells x genes spread out at a time; the answer does not depend on it."""
-
-_PARTICLES = 0  # the stream of randomness of a cell's particles
+from vaerdict.training.data import Rows, Shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,24 +35,20 @@ class Population:
     weighting: Weighting = field(default_factory=Bootstrap)
     median: bool = False
 
-    def weights(self, cells: Tensor, n_draws: int, seed: int) -> Tensor:
-        """Weights of any cells, zero for those outside. Shapes: ``(c,) -> (draws, c)``."""
-        inside = torch.isin(cells, self.cells)
-        out = torch.zeros(n_draws, len(cells))
-        if inside.any():
-            out[:, inside] = self.weighting(cells[inside], self.cells, n_draws, seed)
-        return out
-
 
 class Averages(NamedTuple):
     """Average expression of each population in each joint draw, and how well the cells behind it were sampled.
 
-    Shapes: ``expression {name: (draws, genes)}``, ``khat`` and ``ess`` ``(cells,)``, NaN for cells in no population.
+    `latent` are the posterior means of the cells' latents, given the means of their prior.
+
+    Shapes: ``expression {name: (draws, genes)}``, ``khat`` and ``ess`` ``(cells,)``, ``latent (cells, d)``, NaN for
+    cells in no population.
     """
 
     expression: dict[str, Tensor]
     khat: Tensor
     ess: Tensor
+    latent: Tensor
 
 
 @torch.no_grad()
@@ -64,109 +58,200 @@ def averages(
     n_draws: int,
     *,
     seed: int,
-    chunk: int = CHUNK,
+    block: int | None = None,
+    chunk: int | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Averages:
     """Average normalised expression of several populations for `n_draws` joint draws, in one pass over the cells.
 
     Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
-    in random order. What a cell draws depends on `seed`, its index and its group alone. A population averaged by its
-    median also keeps the latents of its cells, and spreads out the genes of one draw at a time.
+    in random order. `block` cells are an item of the `engine`'s, and `chunk` numbers, draws x cells x genes, are spread
+    out at a time; by default both are the device's. A block's sums are ``populations x draws x genes`` numbers, and are
+    added up in order: engines give the same averages to the last bit, other blocks up to rounding, which now and then
+    makes a draw take a neighbouring particle.
+
+    A population averaged by its median also keeps the latents of its cells, and spreads out the genes of one draw at a
+    time.
     """
     check_count(n_draws, name="n_draws")
-    cells = _all_cells(posterior, populations)
-    khat, ess = torch.full((2, posterior.n_cells), torch.nan, dtype=torch.float64)
-    means = {name: population for name, population in populations.items() if not population.median}
-    sums, kept, done = _Sums(means, n_draws, seed), [], 0
-    for part, z, khat[part], ess[part] in _drawn(posterior, cells, n_draws, seed, chunk):
-        if means:
-            sums.add(part, posterior.expression(z))
-        kept += [z] if len(means) < len(populations) else []
-        progress(done := done + len(part), len(cells), "cells")
-    found = sums.means()
+    cells = _all_cells(posterior.n_cells, populations)
+    means = _prepared({k: v for k, v in populations.items() if not v.median}, posterior.n_cells, n_draws, seed)
+    keep = len(means) < len(populations)
+    work = partial(_worked, means, n_draws, seed, chunk or chunk_size(posterior.device), keep)
+    size = block_size(posterior.device) if block is None else check_count(block, name="block")
+    items = Made(cells.split(size), lambda some: (some, posterior.select(some)))
+    sums, known, drawn, done = _Sums(), Filled(posterior.n_cells), list[Tensor](), 0
+    for found in in_order((engine or default_engine(posterior.device)).map(work, items)):
+        sums.add(found.sums)
+        known.put(cells[done : done + len(found.khat)], (found.khat, found.ess, found.latent))
+        drawn += [] if found.z is None else [found.z]
+        progress(done := done + len(found.khat), len(cells), "cells")
+    khat, ess, latent = known.columns
+    expression = sums.means()
     for name in populations.keys() - means.keys():
-        found[name] = _median(posterior, populations[name], cells, torch.cat(kept, 1), seed)
-    return Averages({name: found[name] for name in populations}, khat, ess)
+        expression[name] = _median(posterior, populations[name], cells, torch.cat(drawn, 1), seed)
+    return Averages({name: expression[name] for name in populations}, khat, ess, latent)
 
 
 @torch.no_grad()
 def fixed_averages(
-    expression: Tensor, populations: Mapping[str, Population], n_draws: int, *, seed: int, chunk: int = CHUNK
+    expression: Tensor | Rows,
+    populations: Mapping[str, Population],
+    n_draws: int,
+    *,
+    seed: int,
+    n_genes: int | None = None,
+    block: int | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, Tensor]:
     """The same of expression that is known, such as raw proportions: only the cells' weights vary between draws.
 
+    Of `Rows` of counts, of which the first `n_genes` columns are genes, it is the proportions.
+
     Shapes: ``expression (cells, genes) -> {name: (draws, genes)}``.
     """
-    sums = _Sums(populations, check_count(n_draws, name="n_draws"), seed)
-    for part in torch.arange(len(expression)).split(max(1, chunk // n_draws)):
-        sums.add(part, expression[part])
+    rows = Shared(expression) if isinstance(expression, Tensor) else expression
+    weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
+    work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
+    size = block_size(rows.device) if block is None else check_count(block, name="block")
+    items = Made(torch.arange(rows.n).split(size), lambda some: (some, rows.select(some)))
+    sums = _Sums()
+    for found in in_order((engine or default_engine(rows.device)).map(work, items)):
+        sums.add(found)
     return sums.means()
 
 
+# ---------------------------------------------------------------------------------------------------- one block
+class _Sum(NamedTuple):
+    """Weighted sums of expression, and of the weights. Shapes: ``total (draws, genes)``, ``mass (draws, 1)``."""
+
+    total: Tensor
+    mass: Tensor
+
+
+class _Block(NamedTuple):
+    """What came of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``, ``z (draws, c, d)``."""
+
+    sums: dict[str, _Sum]
+    khat: Tensor
+    ess: Tensor
+    latent: Tensor
+    z: Tensor | None
+
+
+@torch.no_grad()
+def _worked(
+    weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, keep: bool, item: tuple[Tensor, CellPosterior]
+) -> _Block:
+    """Refine, draw, weigh, resample and average the cells of one block."""
+    cells, posterior = item[0].to(item[1].device), item[1]
+    source = PerUnit(seed, PARTICLES, cells)
+    z, log_w = posterior.particles(n, source)
+    smooth, khat = diagnostics.psis(log_w.double())
+    latent = (log_normalise(smooth).exp().unsqueeze(-1) * z).sum(0).to(z)
+    drawn = moved(posterior, _resampled(z, smooth, source), seed)
+    here = {name: weight(cells) for name, weight in weights.items() if weight.touches(cells)}
+    sums = _summed(posterior, drawn, here, chunk) if here else {}
+    kept = drawn.cpu() if keep else None
+    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu(), kept)
+
+
+def _summed(posterior: CellPosterior, z: Tensor, weights: Mapping[str, Tensor], chunk: int) -> dict[str, _Sum]:
+    """Weighted sums over the cells of every population at once, some draws at a time."""
+    weight = torch.stack(list(weights.values()), 1).to(z)
+    n_genes = posterior.expression(z[:1, :1]).shape[-1]
+    draws = max(1, chunk // (n_genes * z.shape[1]))
+    pairs = zip(weight.split(draws), z.split(draws), strict=True)
+    total = torch.cat([(some @ posterior.expression(part)).cpu() for some, part in pairs])
+    mass = weight.sum(-1, keepdim=True).cpu()
+    return {name: _Sum(total[:, i], mass[:, i]) for i, name in enumerate(weights)}
+
+
+@torch.no_grad()
+def _weighed(weights: Mapping[str, _Weighed], n_genes: int | None, item: tuple[Tensor, Rows]) -> dict[str, _Sum]:
+    """Weighted sums of the rows of one block, of counts as proportions."""
+    cells, x = item[0].to(item[1].device), item[1].take(torch.arange(item[1].n))
+    if n_genes is not None:
+        x = x[:, :n_genes] / x[:, :n_genes].sum(-1, keepdim=True)
+    here = {name: weight(cells).to(x) for name, weight in weights.items() if weight.touches(cells)}
+    return {name: _Sum((w @ x).cpu(), w.sum(1, keepdim=True).cpu()) for name, w in here.items()}
+
+
+def _resampled(z: Tensor, log_w: Tensor, source: PerUnit) -> Tensor:
+    """Latents of equal weight in random order: cells are independent, so their draws must not be sorted alike."""
+    uniform = source.uniform(len(z) + 1, z.shape[1:2], 1, like=log_w).squeeze(-1)
+    index = systematic(log_w, uniform[0]).gather(0, uniform[1:].argsort(0))
+    return z.gather(0, index.unsqueeze(-1).expand_as(z))
+
+
+# ---------------------------------------------------------------------------------------------------- all blocks
 class _Sums:
-    """Weighted sums of expression and of the weights, for each population and draw, in double precision."""
+    """Sums of expression and weights over the blocks, for each population and draw, in double precision."""
 
-    def __init__(self, populations: Mapping[str, Population], n_draws: int, seed: int) -> None:
-        self.populations, self.n_draws, self.seed = populations, n_draws, seed
-        self.total: dict[str, Tensor] = {}
-        self.mass: dict[str, Tensor] = {}
+    def __init__(self) -> None:
+        self.found: dict[str, _Sum] = {}
 
-    def add(self, cells: Tensor, expression: Tensor) -> None:
-        """Add some cells. Shapes: ``cells (c,)``, ``expression (draws, c, genes)``, or ``(c, genes)`` where fixed."""
-        for name, population in self.populations.items():
-            if not torch.isin(cells, population.cells).any():
-                continue
-            weight = population.weights(cells, self.n_draws, self.seed).to(expression)
-            fixed = expression.dim() == 2
-            part = weight @ expression if fixed else (weight.unsqueeze(1) @ expression).squeeze(1)
-            self.total[name] = self.total.get(name, 0) + part.double()
-            self.mass[name] = self.mass.get(name, 0) + weight.double().sum(1, keepdim=True)
+    def add(self, more: Mapping[str, _Sum]) -> None:
+        """Add those of a block."""
+        for name, one in more.items():
+            if name not in self.found:
+                self.found[name] = _Sum(one.total.double(), one.mass.double())
+            else:
+                self.found[name].total.add_(one.total)
+                self.found[name].mass.add_(one.mass)
 
     def means(self) -> dict[str, Tensor]:
         """The averages. Shapes: ``{name: (draws, genes)}``."""
-        return {name: self.total[name] / self.mass[name] for name in self.total}
+        return {name: one.total / one.mass for name, one in self.found.items()}
 
 
-def _all_cells(posterior: CellPosterior, populations: Mapping[str, Population]) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Weighed:
+    """The weights of any cells in a population, zero for those outside. Shapes: ``inside (all cells,)``."""
+
+    inside: Tensor
+    weights: Weights
+    n_draws: int
+
+    def touches(self, cells: Tensor) -> bool:
+        """Whether any of these cells is in it."""
+        return bool(self.inside[cells.cpu()].any())
+
+    def __call__(self, cells: Tensor) -> Tensor:
+        """Shapes: ``(c,) -> (draws, c)``."""
+        inside = self.inside[cells.cpu()].to(cells.device)
+        out = torch.zeros(self.n_draws, len(cells), device=cells.device)
+        out[:, inside] = self.weights(cells[inside])
+        return out
+
+
+def _prepared(populations: Mapping[str, Population], n_cells: int, n_draws: int, seed: int) -> dict[str, _Weighed]:
+    def weighed(population: Population) -> _Weighed:
+        inside = torch.zeros(n_cells, dtype=torch.bool)
+        inside[population.cells] = True
+        return _Weighed(inside, population.weighting.of(population.cells, n_draws, seed), n_draws)
+
+    return {name: weighed(population) for name, population in populations.items()}
+
+
+def _all_cells(n_cells: int, populations: Mapping[str, Population]) -> Tensor:
     """Every cell of any population, once."""
     if not populations:
         raise SettingError("no population to average; name at least one group of cells.")
     for name, population in populations.items():
         found = population.cells
-        if not len(found) or int(found.min()) < 0 or int(found.max()) >= posterior.n_cells:
-            raise SettingError(f"population {name!r} must name some of the cells 0 to {posterior.n_cells - 1}.")
+        if not len(found) or int(found.min()) < 0 or int(found.max()) >= n_cells:
+            raise SettingError(f"population {name!r} must name some of the cells 0 to {n_cells - 1}.")
     return torch.cat([population.cells for population in populations.values()]).unique()
-
-
-def _drawn(
-    posterior: CellPosterior, cells: Tensor, n: int, seed: int, chunk: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Some cells at a time: which, their resampled latents ``(n, c, d)``, k-hat and effective sample size ``(c,)``."""
-    seeds = stream_seeds(seed, _PARTICLES, posterior.n_cells)
-    n_genes = posterior.expression(posterior.particles(cells[:1], n, [seeded(0)]).z[:1]).shape[-1]
-    for part in cells.split(max(1, chunk // (n * n_genes))):
-        generators = [seeded(seeds[cell]) for cell in part.tolist()]
-        z, log_w = posterior.particles(part, n, generators)
-        smooth, khat = diagnostics.psis(log_w.double())
-        drawn = moved(posterior, _resampled(z, smooth, generators), part, seed)
-        yield part, drawn, khat, diagnostics.ess(log_w)
-
-
-def _resampled(z: Tensor, log_w: Tensor, generators: list[torch.Generator]) -> Tensor:
-    """Latents of equal weight in random order: cells are independent, so their draws must not be sorted alike."""
-    uniform = torch.stack([torch.rand(len(z) + 1, generator=g, dtype=torch.float64) for g in generators], 1)
-    index = systematic(log_w, uniform[0].to(log_w.device))
-    index = index.gather(0, uniform[1:].argsort(0).to(index.device))
-    return z.gather(0, index.unsqueeze(-1).expand_as(z))
 
 
 def _median(posterior: CellPosterior, population: Population, cells: Tensor, z: Tensor, seed: int) -> Tensor:
     """Weighted median over a population's cells, draw by draw. Shapes: ``z (draws, cells, d) -> (draws, genes)``."""
     place = torch.searchsorted(cells, population.cells)
-    weight = population.weights(population.cells, len(z), seed).double()
-    return torch.cat(
-        [_weighted_median(posterior.expression(z[s : s + 1, place])[0], weight[s])[None] for s in range(len(z))]
-    )
+    weight = population.weighting.of(population.cells, len(z), seed)(population.cells).double()
+    each = (posterior.expression(z[s : s + 1, place].to(posterior.device))[0].cpu() for s in range(len(z)))
+    return torch.stack([_weighted_median(values, weight[s]) for s, values in enumerate(each)])
 
 
 def _weighted_median(values: Tensor, weight: Tensor) -> Tensor:

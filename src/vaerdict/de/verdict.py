@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vaerdict.de.anchored import MOST_MISSED
 from vaerdict.de.compare import Support
 
 _CERTIFIED, _CAUTION = 0.95, 0.8  # shares of a group's cells whose weights are in order
@@ -31,15 +32,17 @@ def verdict(
     refits: int,
 ) -> dict[str, Any]:
     """The three verdicts and their words, the most important first."""
-    inference, fit = _inference(supports), _fit(checks)
+    inference, fit, counts = _inference(supports), _fit(checks), _borne_out(contrasts)
     return {
         "inference": inference[0],
         "model": fit[0],
+        "counts": counts[0],
         "replicates": "samples" if samples else "cells",
         "words": [
             _found(contrasts),
             inference[1],
             fit[1],
+            *counts[1],
             _WITH_REFITS.format(units="samples" if samples else "cells", n=refits) if refits else _LEFT_OUT,
             "Samples are the replicates: the error is that between samples." if samples else CELLS,
         ],
@@ -52,6 +55,19 @@ def _found(contrasts: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"{n} genes are called in {where} at an expected FDR of {first['level']:g}, |LFC| at least {first['delta']:g}."
     )
+
+
+def _borne_out(contrasts: Sequence[Mapping[str, Any]]) -> tuple[str | None, list[str]]:
+    """Whether the counts show what the model says of the groups, in the contrast that it says least of."""
+    known = [c for c in contrasts if c.get("missed") is not None]
+    if not known:
+        return None, []
+    worst = max(known, key=lambda c: c["missed"])
+    place = "" if len(contrasts) == 1 else f" (in {worst['name']}, the worst contrast)"
+    decided = f"the model decided {worst['by_model']:.0%} of the genes, their counts the others"
+    if worst["missed"] <= MOST_MISSED:
+        return "agree", [f"The counts bear the model out{place}; {decided}."]
+    return "disagree", [f"The counts of {worst['missed']:.0%} of the genes differ from the model{place}; {decided}."]
 
 
 def _inference(supports: Mapping[str, Support]) -> tuple[str, str]:

@@ -5,48 +5,46 @@ A cell's weights depend on the seed and on the cell, not on which other cells ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError
-from vaerdict.noise import seeded
+from vaerdict.noise import PerUnit
 
-_WEIGHTS, _PICKS = 1, 2  # streams of randomness apart from each other, and from a cell's particles
+PARTICLES, WEIGHTS, PICKS, MEANS, CHECKS = range(5)
+"""Streams of randomness, apart from each other: what a cell's noise is for."""
+
+Weights = Callable[[Tensor], Tensor]
+"""Weights, up to a factor common to the group, of some of its cells. Shapes: ``(c,) -> (draws, c)``."""
 
 
 class Weighting(Protocol):
-    """Weights of some cells of a group, one set a joint draw."""
+    """A way to weigh the cells of a group, one set of weights a joint draw."""
 
-    def __call__(self, cells: Tensor, group: Tensor, n_draws: int, seed: int, /) -> Tensor:
-        """Weights, up to a factor common to the group, of `cells`, all of them in `group`.
+    def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
+        """The weights of a group's cells, what they need to know of the group being found once.
 
-        Shapes: ``cells (c,), group (n,) -> (draws, c)``.
+        Shapes: ``group (n,)``.
         """
         ...
-
-
-def stream_seeds(seed: int, stream: int, n: int) -> tuple[int, ...]:
-    """Seeds for n units of one stream of randomness; those of the first units do not depend on n."""
-    return _seeds(seed, stream, 1 << max(0, n - 1).bit_length())[:n]
-
-
-@lru_cache(maxsize=8)  # asked for again with every few cells, they would take longer than the cells
-def _seeds(seed: int, stream: int, n: int) -> tuple[int, ...]:
-    return tuple((np.random.SeedSequence([seed, stream]).generate_state(n, np.uint64) >> np.uint64(1)).tolist())
 
 
 @dataclass(frozen=True)
 class Equal:
     """Every cell the same in every draw: the cells at hand are the population."""
 
-    def __call__(self, cells: Tensor, group: Tensor, n_draws: int, seed: int, /) -> Tensor:
+    def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
         """Ones."""
-        return torch.ones(n_draws, len(cells))
+        return partial(_ones, n_draws)
+
+
+def _ones(n_draws: int, cells: Tensor) -> Tensor:
+    return torch.ones(n_draws, len(cells), device=cells.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,29 +61,41 @@ class Bootstrap:
 
     replicates: Tensor | None = field(default=None, repr=False)
 
-    def __call__(self, cells: Tensor, group: Tensor, n_draws: int, seed: int, /) -> Tensor:
+    def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
         """Gamma weights, those of a unit shared out evenly among its cells."""
-        of = torch.arange(int(group.max()) + 1) if self.replicates is None else self.replicates
-        units, size = of[group].unique(return_counts=True)
-        if len(units) < 3:
+        size = None if self.replicates is None else torch.bincount(self.replicates[group])
+        n = len(group) if size is None else int((size > 0).sum())
+        if n < 3:
             raise SettingError(
-                f"a bootstrap of {len(units)} {'cells' if self.replicates is None else 'replicates'} shows no spread; "
+                f"a bootstrap of {n} {'cells' if self.replicates is None else 'replicates'} shows no spread; "
                 "it needs at least three in every group."
             )
-        mine, place = of[cells].unique(return_inverse=True)
-        seeds = stream_seeds(seed, _WEIGHTS, int(units.max()) + 1)
-        concentration = torch.full((n_draws,), 1 - 2 / len(units))
-        drawn = [torch._standard_gamma(concentration, generator=seeded(seeds[u])) for u in mine.tolist()]
-        share = size[torch.searchsorted(units, mine)]
-        return (torch.stack(drawn, 1) / share)[:, place]
+        return partial(_gammas, torch.full((), 1 - 2 / n), n_draws, seed, self.replicates, size)
+
+
+def _gammas(
+    concentration: Tensor, n_draws: int, seed: int, replicates: Tensor | None, size: Tensor | None, cells: Tensor
+) -> Tensor:
+    """Weights of cells from their units'. Shapes: ``cells (c,)``, ``size (units,) -> (draws, c)``."""
+    if replicates is None or size is None:
+        return _of_units(concentration, n_draws, seed, cells)
+    mine, place = replicates.to(cells.device)[cells].unique(return_inverse=True)
+    return (_of_units(concentration, n_draws, seed, mine) / size.to(cells.device)[mine])[:, place]
+
+
+def _of_units(concentration: Tensor, n_draws: int, seed: int, units: Tensor) -> Tensor:
+    return PerUnit(seed, WEIGHTS, units).gamma(n_draws, units.shape, concentration).squeeze(-1)
 
 
 @dataclass(frozen=True)
 class OneCell:
     """A single random cell in each draw: what a comparison of random pairs of cells looks at."""
 
-    def __call__(self, cells: Tensor, group: Tensor, n_draws: int, seed: int, /) -> Tensor:
+    def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
         """One for the cell picked in a draw, zero for the others."""
-        picks = seeded(stream_seeds(seed, _PICKS, int(group[0]) + 1)[-1])
-        picked = group[torch.randint(len(group), (n_draws,), generator=picks)]
-        return (picked[:, None] == cells).float()
+        u = PerUnit(seed, PICKS, group[:1]).uniform(n_draws, (1,), 1, like=torch.zeros((), dtype=torch.float64))
+        return partial(_picked, group[(u.flatten() * len(group)).long()])
+
+
+def _picked(picks: Tensor, cells: Tensor) -> Tensor:
+    return (picks.to(cells.device)[:, None] == cells).float()

@@ -9,8 +9,9 @@ from typing import Any
 from vaerdict.core import DataError
 from vaerdict.report.de_live import cards, genes_view
 from vaerdict.report.de_plots import check_picture, khat_picture
-from vaerdict.report.de_summary import contrasts_table, diagnostics_table, selection_table, top_table, truth_table
+from vaerdict.report.de_summary import contrasts_table, diagnostics_table, selection_table, top_table
 from vaerdict.report.de_table import Genes, packed
+from vaerdict.report.de_truth import Checked, checked, pictures, sentences, truth_answers, truth_table
 from vaerdict.report.de_words import answers, headline, next_steps
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.page import flat
@@ -27,11 +28,12 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     contrasts = _matched(rows_of(results, "contrasts", "name"), genes)
     verdict = _record(results, "verdict")
     truth = results.get("truth")
+    known = checked(contrasts, genes, truth, results.get("interval")) if truth else None
     found = contrasts_table(contrasts, genes, _scale(results))
     sections = [
+        Section("Truth beside the answer", _truth(known) if known else []),
         Section("Verdict", [cards(answers(verdict, contrasts, genes)), found]),
         Section("Genes", [genes_view(packed(contrasts, genes, truth))]),
-        Section("Truth beside the answer", [truth_table(contrasts, genes, truth)] if truth else []),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
         Section("Can the inference be trusted?", _inference(rows_of(results, "diagnostics", "group"))),
         Section("Which model was kept", _selection(rows_of(results, "selection", "model"))),
@@ -40,7 +42,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     ]
     return Document(
         _title(contrasts),
-        _summary(results, verdict, contrasts, genes),
+        [*(sentences(known) if known else []), *_summary(results, verdict, contrasts, genes)],
         [section for section in sections if section.blocks],
         manifest,
         style=_asset("de.css"),
@@ -86,6 +88,10 @@ def _refits(results: Row) -> int | None:
 def _scale(results: Row) -> str:
     words = results.get("scale_words")
     return f"LFC is on the {results.get('scale', 'model')} scale{f': {words}' if words else ''}."
+
+
+def _truth(known: Checked) -> list[Block]:
+    return [cards(truth_answers(known)), *pictures(known), truth_table(known)]
 
 
 def _inference(rows: Sequence[Row]) -> list[Block]:

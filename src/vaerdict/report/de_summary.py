@@ -1,4 +1,4 @@
-"""The tables that a differential expression prints everywhere: contrasts, leading genes, groups, models and truth."""
+"""The tables that a differential expression prints everywhere: contrasts, leading genes, groups and models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vaerdict.report.de_table import Genes, leading
-from vaerdict.report.de_words import percent, shared
+from vaerdict.report.de_words import shared
 from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
@@ -21,13 +21,18 @@ def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale:
         Column("n_up", "up in A"),
         Column("n_down", "down in A"),
         Column("expected_fdr", "expected FDR, %", 2, 100),
+        Column("by_model", "decided by the model, %", 0, 100),
+        Column("missed", "counts differ from it, %", 0, 100),
         Column("raw", "called by raw counts"),
         Column("both", "called by both"),
     ]
     rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
     columns = [c for c in columns if any(row.get(c.key) is not None for row in rows)]
     deltas = sorted({c["delta"] for c in contrasts if c.get("delta") is not None})
-    note = "The raw-count columns use the same rule without a model, to show what the model adds."
+    note = (
+        "A gene is decided by the model or by its counts, whichever tells more of it. The raw-count columns bootstrap "
+        "the cells without a model or any prior, and so call genes of few counts too easily."
+    )
     if deltas:
         sizes = " or ".join(f"{delta:g}" for delta in deltas)
         note = f"A gene counts as differential if its LFC is at least {sizes} either way. {note}"
@@ -41,7 +46,7 @@ def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
     return {
         "name": contrast["name"], "cells": _pair(contrast, "n_cells"), "samples": _pair(contrast, "n_samples"),
         "n": up + down, "n_up": up, "n_down": down, "expected_fdr": None if expected is None else float(expected),
-        "raw": raw[0], "both": raw[1],
+        "by_model": contrast.get("by_model"), "missed": contrast.get("missed"), "raw": raw[0], "both": raw[1],
     }  # fmt: skip
 
 
@@ -96,41 +101,3 @@ def selection_table(rows: Sequence[Row]) -> Table:
     body = [{**row, "kept": "kept" if row.get("chosen") else ""} for row in rows]
     note = "The model with the largest refined evidence of held-out cells is kept." if len(rows) > 1 else ""
     return Table("selection", "The models that were fitted", columns, body, note)
-
-
-def truth_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], truth: Mapping[str, Any]) -> Table:
-    """True and false discoveries where the truth is known, with how often the intervals hold it."""
-    columns = [
-        Column("name", "contrast"),
-        Column("called", "genes called"),
-        Column("true", "true discoveries"),
-        Column("false", "false discoveries"),
-        Column("fdp", "false, %", 1, 100),
-        Column("missed", "missed"),
-        Column("coverage", "intervals that hold the truth, %", 1, 100),
-    ]
-    known = [contrast for contrast in contrasts if contrast["name"] in truth]
-    rows = [_truth_row(contrast, genes[contrast["name"]], truth[contrast["name"]]) for contrast in known]
-    levels = {contrast["level"] for contrast in known if contrast.get("level") is not None}
-    note = f"The rate asked for was {percent(levels.pop())}." if len(levels) == 1 else ""
-    return Table("truth", "The data were simulated, so the answer can be checked", columns, rows, note)
-
-
-def _truth_row(contrast: Row, genes: Genes, truth: Mapping[str, float]) -> dict[str, Any]:
-    delta = contrast.get("delta") or 0.0
-    rows = [
-        (bool(flag), abs(truth[gene]) > delta, low <= truth[gene] <= high if None not in (low, high) else None)
-        for gene, flag, low, high in zip(
-            genes["gene"], genes["is_de"], genes["lfc_low"], genes["lfc_high"], strict=True
-        )
-        if gene in truth
-    ]  # fmt: skip
-    right = sum(flag and real for flag, real, _ in rows)
-    called = sum(flag for flag, _, _ in rows)
-    inside = [held for _, _, held in rows if held is not None]
-    return {
-        "name": contrast["name"], "called": called, "true": right, "false": called - right,
-        "fdp": (called - right) / called if called else None,
-        "missed": sum(real and not flag for flag, real, _ in rows),
-        "coverage": sum(inside) / len(inside) if inside else None,
-    }  # fmt: skip

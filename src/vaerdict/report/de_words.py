@@ -69,6 +69,17 @@ _MODEL = {
     ),
 }
 
+_COUNTS = {
+    "agree": _Said("", "Yes", "What the model says of the groups is what their counts show.", "good"),
+    "disagree": _Said(
+        "",
+        "No",
+        "The counts of some genes show other changes than the model: for these they decided.",
+        "open",
+        "The counts do not bear the model out: look at the genes where its fold changes and the raw ones differ.",
+    ),
+}
+
 _REPLICATES = {
     "samples": _Said(
         "samples are the replicates",
@@ -87,14 +98,16 @@ _REPLICATES = {
 
 
 def answers(verdict: Row, contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> list[Answer]:
-    """The four questions and their answers."""
+    """The questions and their answers."""
     inference, model, replicates = _said(verdict)
     n, total = _found(contrasts, genes)
     found = f"{n:,} of {total:,}" if len(contrasts) == 1 else f"{n:,} calls in {len(contrasts)} contrasts"
+    counts = _COUNTS.get(str(verdict.get("counts")))
     rate, trusted = _expected(contrasts), inference.tone == model.tone == "good"
     return [
         Answer("Can the inference be trusted?", *inference[1:4]),
         Answer("Does the model fit?", *model[1:4]),
+        *([Answer("Do the counts bear it out?", *counts[1:4])] if counts else []),
         Answer("What are the replicates?", *replicates[1:4]),
         Answer("How many genes were found?", found, rate, "good" if n and trusted else "open"),
     ]
@@ -117,6 +130,8 @@ def next_steps(verdict: Row, refits: int | None = None) -> str:
     remedies = [words.remedy for words in (inference, model, replicates) if words.remedy]
     if _UNKNOWN in (inference, model, replicates):
         remedies.append("Something was not examined in this run: see the cards below before using the list.")
+    if verdict.get("counts") == "disagree":
+        remedies.append(_COUNTS["disagree"].remedy)
     if refits == 0:
         remedies.insert(0, "Run with --refits 3, so that the rates and intervals allow for the model's own error.")
     if inference.tone == model.tone == "good":

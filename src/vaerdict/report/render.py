@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vaerdict.core import DataError, VaerdictError
-from vaerdict.report import audit, bench, bivariate, de, de_table, demo, document, genes, mnist, ppca, svg
+from vaerdict.report import audit, bench, bivariate, calibrate, de, de_table, demo, document, genes, mnist, ppca, svg
 from vaerdict.report.document import Document, slug
 from vaerdict.report.page import page, write_whole
 
@@ -24,6 +25,7 @@ MAKERS: dict[str, Maker] = {
     "mnist": mnist.document,
     "genes": genes.document,
     "de": de.document,
+    "calibrate": calibrate.document,
 }
 """What writes the report of each experiment."""
 
@@ -49,9 +51,10 @@ def markdown(run_dir: Path) -> str:
     return document.markdown(load(run_dir))
 
 
-def text(run_dir: Path) -> str:
-    """The summary, claims and tables of a finished run as plain text."""
-    return document.text(load(run_dir))
+def text(run_dir: Path, most: int | None = None) -> str:
+    """The summary, claims and tables of a finished run as plain text; of at `most` so many sections."""
+    report = load(run_dir)
+    return document.text(replace(report, sections=report.sections[:most]))
 
 
 def load(run_dir: Path) -> Document:
@@ -59,8 +62,9 @@ def load(run_dir: Path) -> Document:
     if not (run_dir / "results.json").exists():
         found = [r for r in map(_read, sorted(run_dir.glob("*.json"))) if "benchmark" in r]
         if found:
+            whole = run_dir.parent / "mnist" / "results.json"
             with _well_formed(run_dir):
-                return bench.document(found)
+                return bench.document(found, _read(whole).get("stages", ()) if whole.exists() else ())
     results = _read(run_dir / "results.json")
     experiment = results.get("experiment")
     if not isinstance(experiment, str) or experiment not in MAKERS:
