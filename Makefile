@@ -7,7 +7,7 @@ DATA := $(abspath ../shared/data)
 ifneq ($(wildcard $(DATA)),)
 export VAERDICT_DATA ?= $(DATA)
 endif
-.PHONY: install demo test test-slow test-gpu lint format bench readme clean
+.PHONY: install demo test test-slow test-gpu lint format bench readme tutorials clean
 
 install: $(STAMP)
 
@@ -45,6 +45,9 @@ bench: install
 readme: install
 	$(BIN)/vaerdict report --readme README.md results
 	$(BIN)/vaerdict report --readme docs/results.md results
+
+tutorials: install
+	$(BIN)/python tests/notebooks.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache
