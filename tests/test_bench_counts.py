@@ -12,14 +12,14 @@ from vaerdict.noise import seeded
 
 def test_the_peer_computes_the_same_loss():
     g = seeded(0)
-    x = benchmark._sparse(30, 20).double()
+    x = benchmark.sparse_counts(30, 20).double()
     at = CountParameters(torch.randn(4, 30, 20, generator=g).double(), torch.randn(20, generator=g).double())
     ours, peer = NegativeBinomial(), benchmark.Textbook()
     torch.testing.assert_close(ours.fixed(x, at) + ours.moving(x, at), peer.fixed(x, at) + peer.moving(x, at))
 
 
 def test_sparse_counts_are_sparse_and_no_cell_is_empty():
-    x = benchmark._sparse(300, 500)
+    x = benchmark.sparse_counts(300, 500)
     assert 0.75 < (x == 0).double().mean() < 0.95
     assert (x.sum(-1) > 0).all()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +10,11 @@ import torch
 from torch import Tensor
 
 from vaerdict import diagnostics
+from vaerdict.benchmarks.timing import median_seconds
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.noise import seeded
+
+PACKAGES = ("arviz",)
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
@@ -66,21 +67,11 @@ def _weights(k: int, n: int) -> Tensor:
     return 0.5 * (1 - variance) * noise.square()
 
 
-def _median_seconds(work: Callable[[], Any], repeats: int) -> float:
-    work()  # the first call pays for imports, allocation and kernels
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
 def _time_ours(work: Callable[[Tensor], Tensor], log_w: Tensor, repeats: int) -> tuple[float, Tensor]:
     def finished() -> Tensor:
         return work(log_w).cpu()  # waits for the device
 
-    return _median_seconds(finished, repeats), finished()
+    return median_seconds(finished, repeats), finished()
 
 
 def _time_arviz(log_w: Tensor, repeats: int) -> tuple[float, Tensor, str]:
@@ -92,5 +83,5 @@ def _time_arviz(log_w: Tensor, repeats: int) -> tuple[float, Tensor, str]:
     except ImportError as error:
         raise SettingError("this benchmark needs its peer: pip install 'vaerdict[arviz]'.") from error
     rows = log_w.t().contiguous().numpy()
-    seconds = _median_seconds(lambda: arviz.psislw(rows), min(repeats, 3))
+    seconds = median_seconds(lambda: arviz.psislw(rows), min(repeats, 3))
     return seconds, torch.as_tensor(arviz.psislw(rows)[1]), f"arviz {arviz.__version__} psislw"

@@ -1,17 +1,18 @@
-"""The report of the benchmarks: one table each, with the machine it was measured on."""
+"""The report of the benchmarks: all ratios in one table, then a table each, with the machine it was measured on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vaerdict.report.document import Document, Section
+from vaerdict.report import document as forms
+from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
 
-_SPEED = (
+Row = dict[str, Any]
+
+_TIMED = (
     Column("case", "case"),
-    Column("device", "device"),
-    Column("dtype", "precision"),
     Column("ours_s", "ours, s", 3),
     Column("peer", "peer"),
     Column("peer_s", "peer, s", 3),
@@ -24,18 +25,32 @@ _TITLES = {
     "ladder": "What each rung of the ladder is worth: 1,000 draws an observation",
     "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
     "de": "Differential expression under one fitted scvi-tools model: ours against its importance mode",
+    "scaling": "What a thing costs as its size grows",
+    "gpu": "The paper's grids as stacks on one device",
+    "million": "Training and differential expression on many cells, simulated",
 }
-_ON_GPU = ("psis", "samplers")
+_ON_GPU = ("psis", "samplers", "gpu", "million")
 """The benchmarks that use a GPU where there is one."""
 
+_NOTES = {
+    "counts": "CPU seconds of one thread.",
+    "de": "CPU seconds of one thread for all that follows training; the ratio is of these. Latents are those drawn a "
+    "side, fold changes those that a gene's probability is counted from. scvi-tools compares single cells and is held "
+    "against the fold changes of proportions; of ours only `pair` asks the same of single cells. k-hat and ESS are of "
+    "the encoder of scvi-tools, or our refinement of it.",
+    "scaling": "CPU seconds of one thread, medians; exponents are least squares of log seconds on log size over all "
+    "sizes in between, a factor of two apart, with their standard error.",
+}
 _COLUMNS: dict[str, Sequence[Column]] = {
-    "psis": _SPEED,
-    "ppca": tuple(c for c in _SPEED if c.key not in ("device", "dtype")),
-    "counts": tuple(c for c in _SPEED if c.key not in ("device", "dtype")),
+    "psis": (_TIMED[0], Column("device", "device"), Column("dtype", "precision"), *_TIMED[1:]),
+    "ppca": _TIMED,
+    "counts": _TIMED,
     "de": (
         Column("method", "method"),
         Column("estimand", "estimand"),
-        Column("seconds", "seconds", 2),
+        Column("lfc_draws", "fold changes"),
+        Column("latents", "latents"),
+        Column("cpu_s", "CPU s", 2),
         Column("ratio", "importance mode / this", 1),
         Column("fdr_mae", "FDR MAE, x100", 2),
         Column("fdp", "FDP at 5 %", 3),
@@ -66,21 +81,193 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("evaluations", "evaluations", 0),
         Column("seconds", "seconds", 2),
     ),
+    "scaling": (
+        Column("case", "task"),
+        Column("over", "grows"),
+        Column("low", "from"),
+        Column("high", "to"),
+        Column("seconds_low", "s", 4),
+        Column("seconds_high", "to s", 4),
+        Column("exponent", "exponent"),
+        Column("exponent_se", "its se"),
+    ),
+    "million": (
+        Column("cells", "cells"),
+        Column("genes", "genes"),
+        Column("device", "device"),
+        Column("epochs", "epochs"),
+        Column("seconds_per_epoch", "s an epoch", 1),
+        Column("seconds_training", "training, s", 1),
+        Column("seconds_de", "differential expression, s", 1),
+        Column("peak_host_gb", "peak memory, GiB", 1),
+        Column("peak_device_gb", "of the device, GiB", 1),
+        Column("share_ok", "cells in order, %", 0, 100),
+        Column("fdp", "FDP at 5 %", 3),
+        Column("tpr", "TPR", 3),
+    ),
 }
 
 
-def document(found: Sequence[dict[str, Any]]) -> Document:
-    """The report of benchmark results, in the order of `_TITLES`."""
+def document(found: Sequence[Row], measured: Sequence[Row] = ()) -> Document:
+    """The report of benchmark results, in the order of `_TITLES`.
+
+    `measured` are the stages of a whole run of the MNIST grid, which stand beside what its steps extrapolate to.
+    """
     known = sorted(
         (r for r in found if r.get("benchmark") in _TITLES), key=lambda r: list(_TITLES).index(r["benchmark"])
     )
-    sections = [Section(_TITLES[r["benchmark"]], [_table(r)]) for r in known]
-    summary = ["Where a peer is named, both were timed in the same run."]
-    return Document("Benchmarks", summary, sections)
+    sections = [Section("All ratios", [_overview(known)]), *(_section(r, measured) for r in known)]
+    cut = [r["benchmark"] for r in known if not r.get("complete", True)]
+    words = [f"Cut short, with what was measured by then: {', '.join(cut)}."] if cut else []
+    return Document("Benchmarks", ["Where a peer is named, both were timed in the same run.", *words], sections)
 
 
-def _table(result: dict[str, Any]) -> Table:
-    name, place = result["benchmark"], result["hardware"]
-    gpu = f" and {place['accelerator']}" if place.get("accelerator") and name in _ON_GPU else ""
-    where = f"{place['threads']} threads of {place['cores']} CPU cores{gpu}, torch {result['versions']['torch']}"
-    return Table(name, f"{_TITLES[name]} ({where}).", _COLUMNS[name], [dict(row) for row in result["rows"]])
+def text(result: Row) -> str:
+    """The tables of one benchmark, for a terminal."""
+    return forms.text(Document(result["benchmark"], [], [_section(result, ())]))
+
+
+def _section(result: Row, measured: Sequence[Row]) -> Section:
+    name = result["benchmark"]
+    return Section(_TITLES[name], gpu_tables(result, measured) if name == "gpu" else [_table(result)])
+
+
+def _table(result: Row) -> Table:
+    name = result["benchmark"]
+    caption = f"{_TITLES[name]} ({_place(result)}, torch {result['versions']['torch']})."
+    return Table(name, caption, _COLUMNS[name], [dict(row) for row in result["rows"]], note=_NOTES.get(name, ""))
+
+
+def _place(result: Row) -> str:
+    place = result["hardware"]
+    gpu = f" and {place['accelerator']}" if place.get("accelerator") and result["benchmark"] in _ON_GPU else ""
+    return f"{place['threads']} threads of {place['cores']} CPU cores{gpu}"
+
+
+# ------------------------------------------------------------------------------------------------ all in one table
+def _overview(found: Sequence[Row]) -> Table:
+    rows = []
+    for result in found:
+        versions = ", ".join(f"{name} {result['versions'][name]}" for name in _shown(result))
+        about = {"benchmark": result["benchmark"], "machine": _place(result), "versions": versions}
+        rows += [{**about, **row} for row in _RATIOS.get(result["benchmark"], _none)(result["rows"])]
+    columns = (Column("benchmark", "benchmark"), *_TIMED, Column("machine", "machine"), Column("versions", "versions"))
+    return Table("ratios", "Every benchmark with a peer, both timed in the same run.", columns, rows)
+
+
+def _shown(result: Row) -> list[str]:
+    """The versions worth a word: torch's, and the peers'."""
+    return [name for name in result["versions"] if name not in ("python", "vaerdict", "numpy", "scipy", "anndata")]
+
+
+def _none(rows: Sequence[Row]) -> Iterator[Row]:
+    yield from ()
+
+
+def _plain(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        where = [str(row[key]) for key in ("dtype", "device") if key in row]
+        yield {**row, "case": ", ".join([row["case"], *where])}
+
+
+def _of_samplers(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        if row["method"] == "SMC":
+            ours, ratio = row["seconds"], row["seconds_ratio"]
+            case = f"{row['case']}: SMC from the {row['start']}"
+            yield {"case": case, "ours_s": ours, "peer": "AIS from the prior", "peer_s": ours * ratio, "ratio": ratio}
+
+
+def _of_de(rows: Sequence[Row]) -> Iterator[Row]:
+    for row in rows:
+        if row["method"] == "refined":
+            case = f"refined, {row['estimand']}, {row['lfc_draws']} joint draws"
+            timed = {"ours_s": row["cpu_s"], "peer_s": row["cpu_s"] * row["ratio"], "ratio": row["ratio"]}
+            yield {"case": case, "peer": "scvi-tools, importance mode", **timed}
+
+
+_RATIOS: dict[str, Callable[[Sequence[Row]], Iterator[Row]]] = {
+    "psis": _plain,
+    "ppca": _plain,
+    "counts": _plain,
+    "samplers": _of_samplers,
+    "de": _of_de,
+}
+
+
+# ------------------------------------------------------------------------------------------------------ on a GPU
+_CEILINGS = (
+    Column("device", "device"),
+    Column("flops_tf32", "TF32, TFLOP/s", 1, 1e-12),
+    Column("flops_fp32", "float32, TFLOP/s", 1, 1e-12),
+    Column("bytes", "copy, GB/s", 0, 1e-9),
+    Column("launches", "launches, thousand/s", 0, 1e-3),
+    Column("launches_recorded", "in a CUDA graph, thousand/s", 0, 1e-3),
+)
+_STACKS = (
+    Column("grid", "grid"),
+    Column("case", "stack"),
+    Column("members", "members"),
+    Column("step_s", "step, ms", 2, 1e3),
+    Column("graph_s", "as a CUDA graph, ms", 2, 1e3),
+    Column("epoch_s", "epoch, s", 3),
+    Column("flops", "TFLOP/s", 1, 1e-12),
+    Column("compute_share", "of ceiling, %", 0, 100),
+    Column("bytes_per_s", "GB/s", 0, 1e-9),
+    Column("memory_share", "of ceiling, %", 0, 100),
+    Column("kernels", "kernels"),
+    Column("launches_share", "launching, %", 0, 100),
+    Column("busy", "kernel time, % of step", 0, 100),
+    Column("bound", "bound by"),
+)
+_GRIDS = (
+    Column("grid", "grid"),
+    Column("what", "what"),
+    Column("grid_s", "extrapolated, s", 1),
+    Column("measured_s", "measured, s", 1),
+    Column("device", "measured on"),
+)
+_RULE = (
+    "FLOPs are those of matrix products and convolutions, counted on an eager step. Bytes are the sizes of all tensors "
+    "that operators read and write, each once, as if nothing were fused or cached: where a step works in the cache it "
+    "can exceed what a copy reaches. Launching is the number of kernels times the least time of one, "
+    "within a CUDA graph where training replays the step from one: the MNIST grid does, the others launch kernel by "
+    "kernel, and what a graph would make of their step stands beside. A step whose kernels fill less than half of its "
+    "time waits for the host, which launches them; any other is bound by the ceiling it is nearest to."
+)
+
+
+def _bound(row: Row) -> Row:
+    """A stack with what bounds it; kernels were timed one by one, so that in a graph they can seem to take longer."""
+    busy = row.get("busy")
+    return row if busy is None else {**row, "busy": min(1.0, busy), "bound": "host" if busy < 0.5 else row["bound"]}
+
+
+def gpu_tables(result: Row, measured: Sequence[Row]) -> list[Block]:
+    """The ceilings, every stack beside them, and the grids: what steps extrapolate to, and what a whole run took."""
+    rows = result["rows"]
+    ceilings = [row for row in rows if row["kind"] == "ceilings"]
+    stacks = [_bound(row) for row in rows if row["kind"] == "stack"]
+    return [
+        Table("gpu-ceilings", f"Ceilings, measured in the same run ({_place(result)}).", _CEILINGS, ceilings),
+        Table("gpu-stacks", "A training step of each kind of stack.", _STACKS, stacks, note=_RULE),
+        Table(
+            "gpu-grids",
+            "Training time of each grid: steps times the seconds of a step, with all epochs of the preset.",
+            _GRIDS,
+            _grid_rows(stacks, measured),
+        ),
+    ]
+
+
+def _grid_rows(stacks: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
+    rows: dict[tuple[str, str], Row] = {}
+    for stack in stacks:
+        kind = "models" if stack["case"].startswith("models") else "proposals"
+        row = rows.setdefault((stack["grid"], kind), {"grid": stack["grid"], "what": kind, "grid_s": 0.0})
+        row["grid_s"] += stack["grid_s"]
+    for what, stage in (("models", "training"), ("proposals", "proposals")):
+        found = [m for m in measured if m["stage"] == stage and " of paper," in m["what"]]
+        if found and ("MNIST", what) in rows:
+            rows["MNIST", what] |= {"measured_s": sum(m["seconds"] for m in found), "device": found[0]["device"]}
+    return list(rows.values())
