@@ -12,7 +12,7 @@ import torch
 from vaerdict import de
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.engines import one_thread
-from vaerdict.experiments import genes, genes_grid
+from vaerdict.experiments import genes, genes_grid, mnist, reproduce
 from vaerdict.experiments.genes import Preset, preset_of, units, work
 from vaerdict.experiments.genes_few import contrasts, few, floors
 from vaerdict.experiments.genes_fit import Problem, Training, fit_model, fit_refits
@@ -270,6 +270,17 @@ def test_units_carry_their_preset_and_the_longest_come_first():
     assert len(units(replace(SMALL, stages=("grid",), simulators=("appendix", "released")), seeds=3)) == 6
     with pytest.raises(SettingError, match="no stage nothing"):
         units(replace(SMALL, stages=("nothing",)))
+
+
+def test_a_device_reaches_training_and_leaves_no_trace_on_the_cpu(monkeypatch):
+    (unit, *_), (there, *_) = (units(replace(Preset(), device=device)) for device in ("cpu", "cuda"))
+    assert "device" not in json.dumps(unit)
+    assert preset_of(unit) == Preset()
+    assert preset_of(there).training.device == "cuda"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert reproduce._chosen("auto", Preset()) == "cpu"  # many small models: cores are faster
+    assert reproduce._chosen("cuda", Preset()) == "cuda"
+    assert reproduce._chosen("auto", mnist.PRESETS["paper"]) == "cuda"
 
 
 def test_units_of_rivals_do_not_depend_on_the_preset():

@@ -95,11 +95,14 @@ def test_a_free_class_has_its_own_score(blobs):
 def test_plain_classifiers_learn_the_labels_with_and_without_shifts(blobs):
     result = experiment.work(unit(replace(TINY, baseline_epochs=60), "baselines"))
     rows = result["cross"]
-    assert {(r["shifts"], r["score"]) for r in rows} == {
-        (shifts, score) for shifts in (False, True) for score in ("max softmax", "max logit")
+    assert {(r["model"], r["shifts"], r["score"]) for r in rows} == {
+        (model, shifts, score)
+        for model in ("CNN", "3 CNNs")
+        for shifts in (False, True)
+        for score in ("1 - max", "max logit", "entropy")
     }
     assert all(r["accuracy"] > 0.8 for r in rows if not r["shifts"])  # the spots are easy
-    assert all(r["model"] == "CNN" and r["proposal"] is None for r in rows)
+    assert all(r["proposal"] is None for r in rows)
 
 
 def test_seeds_have_splits_of_their_own_and_held_out_images_are_no_training_images(blobs):
@@ -115,7 +118,7 @@ def test_seeds_have_splits_of_their_own_and_held_out_images_are_no_training_imag
 def test_proposals_start_from_the_models_own_and_keep_their_own_tails():
     model = M1M2(784, 9, generator=seeded(0))
     own = recognition(model, image_shape=(28, 28), generator=seeded(1))
-    member = experiment._started(experiment._member(model, "CHI", 0, fresh=5), own)
+    member = experiment._started(experiment.fresh_member(model, "CHI", 0, fresh=5), own)
     assert member.recognition.df is not None
     for name, value in own.state_dict().items():
         torch.testing.assert_close(member.recognition.state_dict()[name], value)

@@ -143,13 +143,16 @@ def test_unknown_rivals_and_missing_packages_are_named(data, monkeypatch):
 
 def test_the_benchmark_sets_ours_beside_the_importance_mode():
     rows = de.run(quick=True)
-    methods = [(row["method"], row["estimand"]) for row in rows]
-    ours = [("refined", estimand) for estimand in ("centred", "proportion", "pair")]
-    assert methods == [("scvi-uniform", "pair"), ("scvi-importance", "pair"), *ours]
+    theirs = ["scvi-uniform", "scvi-importance", "scvi-importance, 100 anchors"]
+    assert [row["method"] for row in rows] == [*theirs, *["refined"] * 4]
+    asked = [("centred", 25), ("centred", 100), ("proportion", 25), ("pair", 100)]
+    assert [(row["estimand"], row["lfc_draws"]) for row in rows[3:]] == asked
     peer = rows[1]
     assert peer["ratio"] == 1
     for row in rows:
-        assert row["ratio"] == pytest.approx(peer["seconds"] / row["seconds"])
+        assert row["ratio"] == pytest.approx(peer["cpu_s"] / row["cpu_s"])
         assert 0 <= row["fdr_mae"] <= 100
-    assert rows[2]["khat"] < peer["khat"]
-    assert rows[2]["ess_share"] > 2 * peer["ess_share"]
+    assert peer["latents"] == 5100  # a hundred cells a side, 51 latents each
+    assert [row["latents"] for row in rows[3:]] == [2500, 10_000, 2500, 10_000]
+    assert rows[3]["khat"] < peer["khat"]
+    assert rows[3]["ess_share"] > 2 * peer["ess_share"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,12 @@ RIVAL_SETS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of the experiment to run; `stages` names what of it."""
+    """How much of the experiment to run; `stages` names what of it.
+
+    A unit trains one small model, so that many cores are faster than a GPU, which is only used when it is asked for.
+    """
+
+    on_cores: ClassVar[bool] = True
 
     stages: tuple[str, ...] = ("section5", "grid", "few", "donors", "floors", "rivals")
     simulators: tuple[str, ...] = ("appendix", "released")
@@ -54,6 +59,13 @@ class Preset:
     null_sets: int = 24
     effect_sets: int = 5
     donor_cells: int = 2000
+    device: str = "cpu"
+
+    def stored(self) -> dict[str, Any]:
+        """As units hold it; without a device on the CPU, so that units are named as before there was a choice."""
+        kept = asdict(self)
+        del kept["training"]["device"]
+        return {name: value for name, value in kept.items() if name != "device" or value != "cpu"}
 
 
 PRESETS = {
@@ -94,7 +106,7 @@ def units(preset: Preset, seeds: int | None = None) -> list[Unit]:
 
 def _on_models(stage: str, simulators: tuple[str, ...], seeds: int, preset: Preset) -> list[Unit]:
     return [
-        {"stage": stage, "simulator": simulator, "seed": seed, "model": model, "preset": asdict(preset)}
+        {"stage": stage, "simulator": simulator, "seed": seed, "model": model, "preset": preset.stored()}
         for seed in range(seeds)
         for simulator in simulators
         for model in preset.models
@@ -104,7 +116,7 @@ def _on_models(stage: str, simulators: tuple[str, ...], seeds: int, preset: Pres
 def _donors(preset: Preset) -> list[Unit]:
     sizes = {"null": preset.null_sets, "effect": preset.effect_sets}
     return [
-        {"stage": "donors", "arm": arm, "set": i, "preset": asdict(preset)}
+        {"stage": "donors", "arm": arm, "set": i, "preset": preset.stored()}
         for arm, n in sizes.items()
         for i in range(n)
     ]
@@ -113,7 +125,7 @@ def _donors(preset: Preset) -> list[Unit]:
 def _floors(preset: Preset, seeds: int) -> list[Unit]:
     simulators = (*preset.simulators, *((SECTION5,) if "section5" in preset.stages else ()))
     return [
-        {"stage": "floors", "simulator": simulator, "seed": seed, "preset": asdict(preset)}
+        {"stage": "floors", "simulator": simulator, "seed": seed, "preset": preset.stored()}
         for simulator in simulators
         for seed in range(min(seeds, preset.section5_seeds) if simulator == SECTION5 else seeds)
     ]
@@ -158,7 +170,8 @@ def preset_of(unit: Unit) -> Preset:
     """The preset a unit was made from."""
     stored: dict[str, Any] = unit["preset"]
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
-    return Preset(**{**fields, "training": Training(**stored["training"])})
+    training = Training(**stored["training"], device=stored.get("device", "cpu"))
+    return Preset(**{**fields, "training": training})
 
 
 def _problem(unit: Unit, preset: Preset) -> Problem:

@@ -33,7 +33,7 @@ _SPLIT_SEED, _PROPOSAL_SEED, _REFIT_SEED = 10_000, 20_000, 30_000
 
 @dataclass(frozen=True)
 class Training:
-    """How long models, proposals and refits train, and with how many particles."""
+    """How long models, proposals and refits train, with how many particles, and where; all else is done on the CPU."""
 
     n_particles: int = 30
     epochs: int = 200
@@ -41,6 +41,7 @@ class Training:
     refit_epochs: int = 25
     batch_size: int = 128
     lr: float = 3e-3
+    device: str = "cpu"
 
     def settings(self, **changes: Any) -> Settings:
         """For models that are trained until their refined evidence stops rising."""
@@ -94,15 +95,20 @@ class Problem:
         return self.data.counts[cells]
 
 
-def fit_model(problem: Problem, name: str, training: Training) -> Fit:
-    """Train one model by its recipe."""
+def start(problem: Problem, recipe: Recipe, family: Family = Normal()) -> Member:  # noqa: B008 - frozen value
+    """A fresh model of a data set's training cells with an encoder, to be trained by a recipe."""
     x = problem.counts(problem.train)
     generator = seeded(problem.seed)
     model = CountModel.start(
         x, LATENTS, generator=generator, likelihood=problem.likelihood, hidden=HIDDEN, activation=F.silu
     )
-    member = Member(model, _encoder(x, Normal(), generator), RECIPES[name], problem.seed)
-    (fit,) = train([member], x, problem.counts(problem.valid), training.settings())
+    return Member(model, _encoder(x, family, generator), recipe, problem.seed)
+
+
+def fit_model(problem: Problem, name: str, training: Training) -> Fit:
+    """Train one model by its recipe."""
+    x, x_valid = problem.counts(problem.train), problem.counts(problem.valid)
+    (fit,) = _trained([start(problem, RECIPES[name])], x, x_valid, training.settings(), device=training.device)
     return fit
 
 
@@ -113,7 +119,8 @@ def fit_proposals(problem: Problem, fit: Fit, training: Training) -> dict[str, P
     wanted.append(("IWAE-full", IWAE, Normal(full=True)))
     members = [Member(fit.model, _encoder(x, family, seeded(seed)), recipe, seed) for _, recipe, family in wanted]
     settings = training.settings(epochs=training.proposal_epochs, patience=2)
-    fitted = train(members, x, problem.counts(problem.valid), settings, learn_model=False)
+    x_valid = problem.counts(problem.valid)
+    fitted = _trained(members, x, x_valid, settings, learn_model=False, device=training.device)
     named: dict[str, Proposal] = {name: f.proposal for (name, _, _), f in zip(wanted, fitted, strict=True)}
     assert isinstance(fit.model, CountModel)
     prior = Prior(fit.model.prior)
@@ -128,9 +135,17 @@ def fit_refits(problem: Problem, fit: Fit, training: Training, n: int) -> list[F
     held_out = problem.counts(problem.valid).expand(n, -1, -1)
     members = [Member(fit.model, fit.proposal, fit.member.recipe, s) for s in seeds]
     epochs = training.refit_epochs
-    return train(
-        members, resampled, held_out, training.settings(epochs=epochs, patience=None, check_every=epochs), apart=True
-    )
+    settings = training.settings(epochs=epochs, patience=None, check_every=epochs)
+    return _trained(members, resampled, held_out, settings, apart=True, device=training.device)
+
+
+def _trained(members: list[Member], x: Tensor, x_valid: Tensor, settings: Settings, **how: Any) -> list[Fit]:
+    """Train, and bring what was trained back to the CPU."""
+    fits = train(members, x, x_valid, settings, **how)
+    for fit in fits:
+        fit.model.cpu()
+        fit.proposal.cpu()
+    return fits
 
 
 def _encoder(x: Tensor, family: Family, generator: torch.Generator) -> Any:

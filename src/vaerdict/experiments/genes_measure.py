@@ -192,7 +192,7 @@ def answers(drawn: Drawn, uncertainties: Sequence[str]) -> Iterator[tuple[de.Est
 def assessed(model: CountModel, q: Proposal, x: Tensor, n: int, *, seed: int) -> dict[str, Any]:
     """Held-out evidence, k-hat and effective share of a proposal with many draws. Shapes: ``x (cells, genes)``."""
     generators = [seeded(40_000 + seed + i) for i in range(len(x))]
-    log_w = de.Proposed(model, x, q).particles(torch.arange(len(x)), n, generators).log_w.double()
+    log_w = de.Proposed(model, x, q).particles(n, generators).log_w.double()
     khat, ess = diagnostics.khat(log_w), diagnostics.ess(log_w)
     ok = diagnostics.verdict(khat, ess, n) == diagnostics.Verdict.OK
     return {

@@ -1,8 +1,9 @@
 """Section 4 of the paper: nine known digits, few labels, and a digit to reject; decided by M1+M2 models on MNIST.
 
 Every seed has its own split and labels beside its own initialisation, so that spreads and standard errors cover all of
-it, and all seeds are trained side by side. Reject thresholds and the choice of model use held-out digits, never the
-test ones. One unit is one variant of the model with everything that is measured of it.
+it, and all seeds are trained side by side. Reject thresholds and the choice of model use held-out digits; how the
+variants of the preset `best` came about is said beside them. One unit is one variant of the model with everything that
+is measured of it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of the experiment to run."""
+    """How much of the experiment to run; of `n_closer` seeds, all by default, the best model is looked at closer."""
 
     variants: tuple[Variant, ...]
     seeds: int = 5
@@ -86,6 +87,7 @@ class Preset:
     n_scored: int = 50
     n_refined: int = 200
     n_gold: int = 10
+    n_closer: int | None = None
     n_draws: int = 200
     proposal_epochs: int = 12
     baseline_epochs: int = 100
@@ -95,12 +97,14 @@ class Preset:
 FOUR = tuple(RULES)
 PAPER = Variant("paper", FOUR, FOUR)
 # Wake-wake with exact sums, shifts and no dropout was chosen among nine settings by the average precision it had on
-# test digits of splits 0 and 100; the preset below is measured on other splits.
+# test digits of splits 0 and 100; it is measured below on other splits. Where it rejected the nines of these no better
+# than a plain network, the paper's own setting with shifts was put beside it, and proposals were fitted.
 NINE = Variant("nine", ("WW",), relaxed=False, dropout=0.0, shifts=2, cooling=0.3)
-FREE = Variant("free", ("WW",), relaxed=False, dropout=0.0, shifts=2, cooling=0.3, free=1)
+SHIFTED = Variant("shifted", ("IWAE",), FOUR, shifts=2, cooling=0.3)
+FREE = Variant("free", ("WW",), FOUR, relaxed=False, dropout=0.0, shifts=2, cooling=0.3, free=1)
 PRESETS = {
     "paper": Preset((PAPER,)),
-    "best": Preset((NINE, FREE), first_split=10),
+    "best": Preset((SHIFTED, FREE, NINE), first_split=10, n_closer=2),
     "quick": Preset(
         (Variant("paper", FOUR, FOUR, epochs=8), Variant("free", ("WW",), relaxed=False, free=1, shifts=2, epochs=8)),
         seeds=1,
@@ -123,7 +127,7 @@ PRESETS = {
 
 def units(preset: Preset, seeds: int | None = None) -> list[Unit]:
     """One unit a variant, and one for the plain classifiers."""
-    settings = asdict(preset)
+    settings = {name: value for name, value in asdict(preset).items() if name != "variants"}
     variants = [{"stage": variant.name, "variant": asdict(variant), **settings} for variant in preset.variants]
     return [*variants, {"stage": "baselines", **settings}]
 
@@ -215,8 +219,11 @@ def run_variant(lab: Lab, variant: Variant) -> dict[str, Any]:
             own = _measured(lab, fit.model, fit.seed, {fit.name: fit.recognition})
             found.models.append(_tag(variant, fit) | own | _scored(lab, fit))
             found.cross += _cross_rows(lab, variant, fit, proposals)
-    for seed in range(lab.preset.seeds):
-        _look_closer(lab, variant, _best(found, fits, seed), proposals, found)
+    best = [_best(found, fits, seed) for seed in range(lab.preset.seeds)]
+    for fit in best[: lab.preset.n_closer]:
+        _look_closer(lab, variant, fit, proposals, found)
+    for fit in best:
+        _decide(lab, variant, fit, found)
     return vars(found) | {"stages": lab.stages}
 
 
@@ -235,7 +242,7 @@ def _models(lab: Lab, variant: Variant) -> list[Trained]:
     members = []
     for name, seed in pairs:
         model = M1M2(len(lab.splits[0].x_train[0]), N_KNOWN + variant.free, generator=seeded(seed))
-        members.append(_member(model, name, seed, fresh=seed))
+        members.append(fresh_member(model, name, seed, fresh=seed))
     with lab.stage("training", f"{len(members)} models of {variant.name}, {variant.epochs} epochs"):
         fits = _train(lab, variant, members, [seed for _, seed in pairs], variant.epochs, learn_model=True)
     return [Trained(n, s, f.model, f.recognition) for (n, s), f in zip(pairs, fits, strict=True)]
@@ -246,7 +253,7 @@ def _proposals(lab: Lab, variant: Variant, fits: list[Trained]) -> dict[tuple[st
     pairs = [(fit, name) for name in variant.proposals for fit in fits]
     keys = [(fit.name, fit.seed, name) for fit, name in pairs]
     members = [
-        _started(_member(fit.model, name, fit.seed, fresh=1000 + fit.seed), fit.recognition) for fit, name in pairs
+        _started(fresh_member(fit.model, name, fit.seed, fresh=1000 + fit.seed), fit.recognition) for fit, name in pairs
     ]
     with lab.stage("proposals", f"{len(members)} proposals of {variant.name}, {lab.preset.proposal_epochs} epochs"):
         seeds = [seed for _, seed, _ in keys]
@@ -254,7 +261,7 @@ def _proposals(lab: Lab, variant: Variant, fits: list[Trained]) -> dict[tuple[st
     return {key: fit.recognition for key, fit in zip(keys, done, strict=True)}
 
 
-def _member(model: M1M2, name: str, seed: int, *, fresh: int) -> SemiMember:
+def fresh_member(model: M1M2, name: str, seed: int, *, fresh: int) -> SemiMember:
     """A member with a fresh recognition model: Student-t for CHI, as in the paper's applications."""
     q = recognition(model, image_shape=IMAGE, df=5.0 if name == "CHI" else None, generator=seeded(fresh))
     return SemiMember(model, q, rule(name), fresh)
@@ -272,18 +279,23 @@ def _started(member: SemiMember, start: Recognition) -> SemiMember:
 def _train(
     lab: Lab, variant: Variant, members: list[SemiMember], seeds: list[int], epochs: int, *, learn_model: bool
 ) -> list[SemiFit]:
-    settings = SemiSettings(
-        n_particles=lab.preset.n_particles,
+    settings = training_settings(lab.preset, variant, epochs)
+    data = [lab.training[seed] for seed in seeds]
+    return train_each(members, data, settings, learn_model=learn_model, device=lab.device)
+
+
+def training_settings(preset: Preset, variant: Variant, epochs: int) -> SemiSettings:
+    """How the models of a variant, or proposals for them, are trained."""
+    return SemiSettings(
+        n_particles=preset.n_particles,
         epochs=epochs,
-        batch_size=lab.preset.batch_size,
+        batch_size=preset.batch_size,
         dropout=variant.dropout,
         relaxed=variant.relaxed,
         shifts=variant.shifts,
         cooling=variant.cooling,
         image_shape=IMAGE,
     )
-    data = [lab.training[seed] for seed in seeds]
-    return train_each(members, data, settings, learn_model=learn_model, device=lab.device)
 
 
 def _tag(variant: Variant, fit: Trained) -> dict[str, Any]:
@@ -359,7 +371,7 @@ def _best(found: Found, fits: list[Trained], seed: int) -> Trained:
 def _look_closer(
     lab: Lab, variant: Variant, fit: Trained, proposals: Mapping[tuple[str, int, str], Recognition], found: Found
 ) -> None:
-    """Near-exact inference, a gold run, agreement with held-out labels, and what a threshold chosen there rejects."""
+    """Near-exact inference, a gold run, and agreement with held-out labels."""
     tag = _tag(variant, fit)
     own = {name: proposals[fit.name, fit.seed, name] for name in MIXTURE if variant.proposals}
     ladder: dict[str, Make] = {"encoder": amortised({"own": fit.recognition})}
@@ -373,14 +385,19 @@ def _look_closer(
     with lab.stage("refinement", f"{n} held-out digits, seed {fit.seed}, {variant.name}"):
         climb = {name: ladder[name] for name in ("REFINED", "IMPROVED")}
         certified = class_posterior(fit.model, x[:n], climb, lab.preset.n_draws, generator=lab.noise(fit.seed))
-    held_out = _plugin(lab, x, {"own": fit.recognition}, fit.seed)
+    plugin = _plugin(lab, x, {"own": fit.recognition}, fit.seed)[:n]
     free = range(N_KNOWN, N_KNOWN + variant.free)
-    among = [selective.among_known(p, free) if free else p for p in (certified.prob, held_out[:n])]
+    among = [selective.among_known(p, free) if free else p for p in (certified.prob, plugin)]
     words = agreement(among[0], y[:n], certified.verdict, plugin=among[1])
     found.agreement.append(tag | agreement_row(words, log_score(among[1], y[:n]).mean().item()))
+
+
+def _decide(lab: Lab, variant: Variant, fit: Trained, found: Found) -> None:
+    """What rules do whose thresholds were chosen on held-out digits."""
     x, y = lab.test(fit.seed, lab.preset.n_test)
-    prob = _plugin(lab, x, {"own": fit.recognition}, fit.seed)
-    found.decisions += [tag | row for row in rule_rows(held_out, prob, y, N_KNOWN, estimator="plugin")]
+    held_out, prob = (_plugin(lab, each, {"own": fit.recognition}, fit.seed) for each in (lab.held_out(fit.seed)[0], x))
+    rows = rule_rows(held_out, prob, y, N_KNOWN, estimator="plugin")
+    found.decisions += [_tag(variant, fit) | row for row in rows]
     if fit.seed == 0:
         _show(lab, variant, fit, held_out, prob, found)
 
@@ -441,30 +458,36 @@ def _show(lab: Lab, variant: Variant, fit: Trained, held_out: Tensor, prob: Tens
 
 # ----------------------------------------------------------------------------------------------------- baselines
 def baselines(lab: Lab) -> dict[str, Any]:
-    """Plain classifiers of the labelled digits, with and without shifts, rejecting by their softmax or their logits."""
-    found = Found()
+    """Plain classifiers of the labelled digits, with and without shifts: one a seed, and as many as the mixture has."""
+    found, n = Found(), lab.preset.seeds
     for shifts in (0, 2):
         images = [torch.cat([s.x_test[: lab.preset.n_test], s.x_held_out]) for s in lab.splits]
-        what = f"{len(images)} classifiers, {lab.preset.baseline_epochs} epochs, shifts {shifts}"
-        with lab.stage("baselines", what):
+        team = len(MIXTURE) * n
+        with lab.stage("baselines", f"{team} classifiers, {lab.preset.baseline_epochs} epochs, shifts {shifts}"):
             logits = classifier_logits(
-                lab.training, images, N_KNOWN, shifts=shifts, epochs=lab.preset.baseline_epochs, device=lab.device
+                lab.training * len(MIXTURE),
+                images * len(MIXTURE),
+                N_KNOWN,
+                shifts=shifts,
+                epochs=lab.preset.baseline_epochs,
+                device=lab.device,
             )
-        for seed, own in enumerate(logits):
-            _baseline_rows(lab, seed, own, bool(shifts), found)
+        for seed in range(n):
+            _baseline_rows(lab, seed, logits[seed::n][:1], bool(shifts), found)
+            _baseline_rows(lab, seed, logits[seed::n], bool(shifts), found)
     return {"cross": found.cross, "decisions": found.decisions, "curves": found.curves, "stages": lab.stages}
 
 
 def _baseline_rows(lab: Lab, seed: int, logits: Tensor, shifts: bool, found: Found) -> None:
+    """What some classifiers decide together. Shapes: ``logits (classifiers, test and held-out digits, classes)``."""
     _, y = lab.test(seed, lab.preset.n_test)
-    test, held_out = logits[: len(y)], logits[len(y) :]
-    prob = torch.softmax(test, -1)
-    tag = {"model": "CNN", "proposal": None, "seed": seed, "shifts": shifts}
-    unseen = y == UNSEEN
-    for name, score in {"max softmax": -prob.amax(-1), "max logit": -test.amax(-1)}.items():
+    prob, held_out = torch.softmax(logits, -1).mean(0).tensor_split([len(y)])
+    model = "CNN" if len(logits) == 1 else f"{len(logits)} CNNs"
+    tag = {"model": model, "proposal": None, "seed": seed, "shifts": shifts}
+    unseen, largest = y == UNSEEN, logits[:, : len(y)].mean(0).amax(-1)
+    for name, score in {"1 - max": -prob.amax(-1), "max logit": -largest, "entropy": selective.entropy(prob)}.items():
         row = {"auprc": selective.average_precision(score, unseen), "auroc": selective.auroc(score, unseen)}
         found.cross.append(tag | {"score": name, "accuracy": selective.accuracy(prob, y)} | row)
-    rows = rule_rows(torch.softmax(held_out, -1), prob, y, N_KNOWN, estimator="CNN")
-    found.decisions += [tag | row for row in rows]
+    found.decisions += [tag | row for row in rule_rows(held_out, prob, y, N_KNOWN, estimator="CNN")]
     if seed == 0:
-        found.curves += curve_rows(prob, y, -prob.amax(-1), f"CNN{' with shifts' if shifts else ''}")
+        found.curves += curve_rows(prob, y, -prob.amax(-1), f"{model}{' with shifts' if shifts else ''}")

@@ -90,9 +90,7 @@ def grid(preset: Preset, unit: Unit) -> dict[str, Any]:
     """Train every model of one seed at one particle count, then every proposal for every model, and measure all."""
     k, seed = unit["k"], unit["seed"]
     problem = Problem.of(preset, seed)
-    settings = Settings(
-        n_particles=k, epochs=preset.epochs, patience=None, lr_theta=1e-2, lr_phi=1e-2, check_every=preset.epochs
-    )
+    settings = training_settings(preset, k)
     names = list(RECIPES) if k == min(preset.particles) else [recipe.name for recipe in PROPOSALS]
     x = problem.data.x_train
     members = [member(problem, name, seed) for name in names] + [member(problem, "CHI", seed, Student())]
@@ -102,6 +100,13 @@ def grid(preset: Preset, unit: Unit) -> dict[str, Any]:
     crossed = {label: fit for label, fit in zip(labels, fits, strict=True) if label in {r.name for r in PROPOSALS}}
     cross = [row for label, fit in crossed.items() for row in cross_rows(problem, preset, label, fit, k, settings)]
     return {"models": models, "cross": cross}
+
+
+def training_settings(preset: Preset, k: int) -> Settings:
+    """How the grid's models and proposals are trained, with k particles."""
+    return Settings(
+        n_particles=k, epochs=preset.epochs, patience=None, lr_theta=1e-2, lr_phi=1e-2, check_every=preset.epochs
+    )
 
 
 def cross_rows(

@@ -61,7 +61,7 @@ def reproduce(
     if seeds is not None and hasattr(settings, "seeds"):
         settings = replace(settings, seeds=seeds)
     if device is not None and hasattr(settings, "device"):
-        settings = replace(settings, device=device)
+        settings = replace(settings, device=_chosen(device, settings))
     units = chosen.units(settings, seeds)
     if getattr(settings, "device", "cpu") != "cpu":
         workers = 1  # one process has the accelerator to itself
@@ -78,6 +78,13 @@ def reproduce(
     write_json(out / "results.json", results)
     write_json(out / "manifest.json", manifest(asdict(settings), run.seconds, data=chosen.data(settings)))
     return results
+
+
+def _chosen(device: str, settings: Any) -> str:
+    """What ``auto`` stands for: a GPU where there is one, unless the experiment says that it is better off on cores."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() and not getattr(settings, "on_cores", False) else "cpu"
 
 
 def _seeds(settings: Any, units: list[Unit]) -> list[int]:

@@ -93,15 +93,25 @@ def scvi_uniform(contrast: Contrast) -> Found:
     return _scvi(contrast, "uniform")
 
 
-def scvi_importance(contrast: Contrast) -> Found:
-    """The same with its importance weights, which take minutes where the uniform ones take seconds."""
-    return _scvi(contrast, "importance")
+def scvi_importance(contrast: Contrast, **settings: Any) -> Found:
+    """The same with its importance weights, which take minutes where the uniform ones take seconds.
+
+    `settings` are those of its ``get_importance_weights``, its defaults unless given.
+    """
+    return _scvi(contrast, "importance", importance_weighting_kwargs=settings)
 
 
-def _scvi(contrast: Contrast, weights: str) -> Found:
+def _scvi(contrast: Contrast, weights: str, **settings: Any) -> Found:
     a, b = contrast.a.numpy(), contrast.b.numpy()
     table = contrast.model.differential_expression(
-        idx1=a, idx2=b, mode="change", delta=contrast.delta, weights=weights, all_stats=False, silent=True
+        idx1=a,
+        idx2=b,
+        mode="change",
+        delta=contrast.delta,
+        weights=weights,
+        all_stats=False,
+        silent=True,
+        **settings,
     ).loc[contrast.model.adata.var_names]
     return Found(_column(table, "lfc_mean"), prob=_column(table, "proba_de"))
 

@@ -10,7 +10,14 @@ from vaerdict.experiments.ppca import published
 from vaerdict.report import figures, mnist_figures, mnist_inference, mnist_tables
 from vaerdict.report.claims import RULE, Claim
 from vaerdict.report.document import Block, Document, Picture, Section
-from vaerdict.report.mnist_claims import SCALES, aims, paper_claims, refinement_claims, rejection_claims
+from vaerdict.report.mnist_claims import (
+    SCALES,
+    aims,
+    paper_claims,
+    refinement_claims,
+    rejection_claims,
+    third_step,
+)
 from vaerdict.report.mnist_rows import best_model, pair_means
 from vaerdict.report.mnist_tables import ACCURACY, ACCURACY_IS, CROSS
 from vaerdict.report.mnist_words import verdict
@@ -44,13 +51,18 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     claims = [] if best else paper_claims(models, cross, source["printed"])
     goals = aims(results.get("preset"), models, cross, refined, _spent(parts["stages"]))
     rejection = [] if best else rejection_claims(models, cross)
+    methods = (
+        "Rejecting what was never labelled",
+        [*_listed([*rejection, *third_step(cross)]), mnist_tables.methods_table(models, cross)],
+    )
     sections = [
         ("What holds of the paper", [f"{RULE} {SCALES}", claims] if claims else []),
         ("What was aimed at", [*([] if claims else [f"{RULE} {SCALES}"]), goals] if goals else []),
+        *([methods] if best else []),
         (
-            "The paper's table",
+            "Each model with its own proposal" if best else "The paper's table",
             [
-                mnist_tables.models_table(models, source["printed"], source["released"]),
+                None if best else mnist_tables.models_table(models, source["printed"], source["released"]),
                 mnist_tables.weights_table(models, source["printed"]),
             ],
         ),
@@ -64,10 +76,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
             ],
         ),
         ("The sampler's error and the model's", [mnist_inference.agreement_table(parts["agreement"])]),
-        (
-            "Rejecting what was never labelled",
-            [*_listed(rejection), mnist_tables.methods_table(models, cross)],
-        ),
+        *([] if best else [methods]),
         ("Rules that decide", [*_rules(parts["decisions"], best_model(models)), *_curves(parts["curves"])]),
         ("The digits themselves", [*_digits(parts["digits"]), *_latent(parts["latent"])]),
         ("What it cost", _cost(parts["stages"], source["released"])),

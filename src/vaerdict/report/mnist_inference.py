@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vaerdict.report.mnist_rows import by_title, counts_of
+from vaerdict.report.mnist_rows import counts_of, kept
 from vaerdict.report.mnist_tables import (
     ACCURACY,
     ACCURACY_IS,
@@ -56,7 +56,7 @@ def better_table(refined: Sequence[Row]) -> Table | None:
 def _by_rung(refined: Sequence[Row], name: str, caption: str, measured: Sequence[Column], note: str) -> Table:
     body = [
         {"model": who, "rung": rung, **cells(part, measured)}
-        for who, rows in by_title(refined).items()
+        for who, rows in kept(refined).items()
         for rung in in_order((str(row["rung"]) for row in rows), RUNGS)
         for part in [where(rows, rung=rung)]
     ]
@@ -80,7 +80,7 @@ def agreement_table(agreement: Sequence[Row]) -> Table | None:
     )
     body = [
         {"model": name, **{key: said_of(rows, key) for key in ("inference", "model_word")}, **cells(rows, measured)}
-        for name, rows in by_title(agreement).items()
+        for name, rows in kept(agreement).items()
     ]
     names = {"model": "model", "inference": "inference", "model_word": "model and labels"}
     held = counts_of(agreement, "n_held_out")
@@ -101,7 +101,7 @@ def _gaps(agreement: Sequence[Row]) -> str:
     said = [
         f"{name} {gap.text(cell(mean))} points"
         + (f" (se {replace(gap, signed=False).text(error.mean)} over digits)" if error else "")
-        for name, rows in by_title(agreement).items()
+        for name, rows in kept(agreement).items()
         for mean, error in [(mean_of(rows, "gap"), mean_of(rows, "gap_se"))]
         if mean
     ]

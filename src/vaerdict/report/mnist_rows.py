@@ -12,6 +12,12 @@ from vaerdict.report.summary import Row, Summary, by_seed, grouped, in_order, me
 NINE, FREE, PLAIN = "nine", "nine and a free one", "nine, plain network"
 """Among which classes a method decides."""
 
+KEPT = "the kept model"
+"""Who is looked at closer, where seeds kept models of different objectives."""
+
+AVERAGED = ", proposals averaged"
+"""The mixture without weights: the mean of the class probabilities of its recognition networks."""
+
 SCORES = {"auprc": "1 \N{MINUS SIGN} max", "auprc_entropy": "entropy", "auprc_free": "free class"}
 """The reject scores, by the key of their average precision."""
 
@@ -63,6 +69,16 @@ def by_title(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return {name: part for model in order for (of, name), part in groups.items() if of == model}
 
 
+def kept(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by model and variant; under one name where every seed kept a model of its own, whichever it was."""
+    named: dict[str, list[Row]] = {}
+    for part in grouped(({**row, "apart": variant(row)} for row in rows), "apart").values():
+        pairs = {(row["seed"], row["model"]) for row in part}
+        one_each = len(pairs) == len({seed for seed, _ in pairs}) and len({model for _, model in pairs}) > 1
+        named |= {title({**part[0], "model": KEPT}): part} if one_each else by_title(part)
+    return named
+
+
 def percent(rows: Sequence[Row], key: str) -> dict[Any, float]:
     """`key` in per cent, by seed."""
     return {seed: 100 * value for seed, value in by_seed(rows, key).items()}
@@ -81,8 +97,13 @@ def best_model(models: Sequence[Row]) -> str | None:
 
 
 def of_model(rows: Sequence[Row], model: str | None) -> list[Row]:
-    """The rows of `model`, or of the first one where there are none, in the variant nearest to the paper's."""
+    """The rows of `model`, or of the first one where there are none, in the variant nearest to the paper's.
+
+    Where every seed kept one model, whichever it was, all of these.
+    """
     rows = nearest(rows)
+    if rows and title({**rows[0], "model": KEPT}) in kept(rows):
+        return rows
     return where(rows, model=model) or where(rows, model=rows[0]["model"] if rows else None)
 
 
@@ -109,13 +130,26 @@ def pair_means(cross: Sequence[Row], key: str) -> dict[str, dict[str, Summary | 
     return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in models}
 
 
-def methods(models: Sequence[Row]) -> list[Method]:
-    """Every model and variant with every score that it has."""
+def methods(models: Sequence[Row], cross: Sequence[Row] = ()) -> list[Method]:
+    """Every model and variant with every score it has, by its own proposal and by a mixture of those in `cross`."""
+    mixed = by_title(row for row in cross if row.get("proposal") == "MIS")
+    named = by_title(models) | {f"{name}{AVERAGED}": rows for name, rows in mixed.items()}
     return [
         Method(name, FREE if part[0].get("free") else NINE, score, part, key)
-        for name, part in by_title(models).items()
+        for name, part in named.items()
         for key, score in SCORES.items()
         if by_seed(part, key)
+    ]
+
+
+def weighted(cross: Sequence[Row]) -> list[Method]:
+    """The mixture with its weights, as the paper's third step has it, with every score."""
+    mixed = by_title(row for row in cross if row.get("proposal") == "MIS")
+    return [
+        Method(f"{name} with MIS and weights", FREE if part[0].get("free") else NINE, score, part, f"{key}_is")
+        for name, part in mixed.items()
+        for key, score in SCORES.items()
+        if by_seed(part, f"{key}_is")
     ]
 
 
@@ -123,7 +157,12 @@ def baselines(cross: Sequence[Row]) -> list[Method]:
     """Every baseline with every score."""
     rows = [row for row in cross if row.get("proposal") is None and row.get("auprc") is not None]
     groups = grouped(({**row, "title": title(row)} for row in rows), "title", "score")
-    return [Method(name, PLAIN, str(score or SCORES["auprc"]), part) for (name, score), part in groups.items()]
+    return [Method(name, PLAIN, _score(score), part) for (name, score), part in groups.items()]
+
+
+def _score(name: Any) -> str:
+    """A reject score as it is printed."""
+    return SCORES["auprc"] if name is None else str(name).replace(" - ", " \N{MINUS SIGN} ")
 
 
 def most_precise(among: Sequence[Method], kind: str) -> Method | None:

@@ -16,13 +16,13 @@ from vaerdict.report.mnist_rows import (
     Method,
     baselines,
     best_model,
+    kept,
     levels,
     methods,
     most_precise,
     of_model,
     pair_means,
     pairs,
-    title,
 )
 from vaerdict.report.rivals import best_of
 from vaerdict.report.summary import Row, Summary, difference, mean_of, number, where
@@ -117,7 +117,7 @@ def _better_inference(rows: Rows) -> list[str]:
     gold = mean_of(last, "gold_distance")
     near = f"; p(c|x) is then {number(gold.mean, 4)} from a gold run in total variation" if gold else ""
     return [
-        f"On {title(rows[0])} the weights of digits are under the k-hat limit {' and '.join(said)}{near}.",
+        f"On {next(iter(kept(rows)))} the weights of digits are under the k-hat limit {' and '.join(said)}{near}.",
         decided(last),
     ]
 
@@ -155,12 +155,12 @@ def _agreement(rows: Rows) -> str:
         else ""
     )
     advice = ADVICE[inference.startswith("certified"), word.startswith("agrees")]
-    lead = f"On {title(rows[0])} the inference is {inference}, and the model {word} with held-out labels"
+    lead = f"On {next(iter(kept(rows)))} the inference is {inference}, and the model {word} with held-out labels"
     return f"{lead}{numbers}: {advice}."
 
 
 def _rejection(models: Rows, cross: Rows) -> str:
-    every = methods(models)
+    every = methods(models, cross)
     named = {
         "nine classes": most_precise(every, NINE),
         "a free class": most_precise(every, FREE),
