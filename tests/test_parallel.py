@@ -144,10 +144,10 @@ def trained(folder: Path) -> dict[str, Any]:
         written.append(path.name)
         save(path, *rest)
 
-    def breaks(stack: Stack, x: Any, settings: Settings, course: Any) -> None:
+    def breaks(stack: Stack, x: Any, settings: Settings, course: Any, step: Any) -> None:
         if course.epoch == 3:
             raise Killed
-        epoch(stack, x, settings, course)
+        epoch(stack, x, settings, course, step)
 
     whole = go()
     loop.save_checkpoint, loop._epoch = noted, breaks

@@ -17,6 +17,9 @@ _WITH_REFITS = (
     "Intervals hold the uncertainty of the posterior, of the {units} and, by {n} refits, of the model; few refits show "
     "that last part roughly."
 )
+_BY_COUNTS = "Intervals hold the spread of the counts between {units}, and what all genes show together."
+_FEW = 0.01  # share of genes the model may decide before its error matters
+
 CELLS = (
     "Cells are treated as replicates: the FDR is about these individuals' cells, not about other individuals; name the "
     "column of samples (sample_key) to compare samples."
@@ -43,10 +46,18 @@ def verdict(
             inference[1],
             fit[1],
             *counts[1],
-            _WITH_REFITS.format(units="samples" if samples else "cells", n=refits) if refits else _LEFT_OUT,
+            _error(contrasts, "samples" if samples else "cells", refits),
             "Samples are the replicates: the error is that between samples." if samples else CELLS,
         ],
     }
+
+
+def _error(contrasts: Sequence[Mapping[str, Any]], units: str, refits: int) -> str:
+    """What the intervals hold: where the counts decided it is no error of the model's."""
+    decided = [c.get("by_model") for c in contrasts]
+    if all(share is not None and share < _FEW for share in decided):
+        return _BY_COUNTS.format(units=units)
+    return _WITH_REFITS.format(units=units, n=refits) if refits else _LEFT_OUT
 
 
 def _found(contrasts: Sequence[Mapping[str, Any]]) -> str:
