@@ -7,6 +7,7 @@ import math
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def assert_mean(sample: Tensor, expected: float, *, rate: float) -> None:
@@ -37,3 +38,16 @@ def chi_square_rate(score: Tensor) -> float:
     """P-value of standard scores being standard normal, by their sum of squares; small means badly calibrated."""
     z = score.double().flatten()
     return float(stats.chi2.sf(torch.sum(z**2).item(), z.numel()))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation made."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out

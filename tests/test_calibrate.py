@@ -273,7 +273,9 @@ def test_an_analysis_is_judged_by_what_it_calls(monkeypatch, prob, word):
     for each in seen:
         sizes = {name: (each["half"] == name).sum() for name in (work.FIRST, work.SECOND)}
         assert sizes == {work.FIRST: 250, work.SECOND: 250}
-        assert set(each["obs"]["group"][each["half"] != "nan"]) == {"B"}
+        halved = np.isin(each["half"], [work.FIRST, work.SECOND])
+        assert set(each["obs"]["group"][halved]) == {"B"}
+        assert set(each["half"][~halved]) == {"of A", "of C"}  # known to be others
         assert (each["delta"], each["level"], each["n_top_genes"]) == (0.5, 0.05, 2000)
     assert len({each["half"].tobytes() for each in seen}) == 12
     assert sorted({each["seed"] for each in seen}) == list(range(3, 9))

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from checks import assert_mean
+from checks import Largest, assert_mean
 from vaerdict import de, decisions
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import contrast
@@ -276,22 +275,9 @@ def test_a_weighted_median_follows_the_weights(x):
 
 
 # ------------------------------------------------------------------------------------- one pass, bounded memory
-class _Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return out
-
-
 def largest(n_cells: int, n_draws: int, d: int = 20) -> int:
     cells = wide(torch.zeros(n_cells, d))
-    with _Largest() as seen:
+    with Largest() as seen:
         de.compare(cells, {"a": CELLS(n_cells // 2), "b": CELLS(n_cells // 2, n_cells)}, [("a", "b")],
                    n_draws=n_draws, block=8, chunk=8000, engine=Threads(1))  # fmt: skip
     return seen.numel

@@ -13,8 +13,8 @@ import pytest
 import torch
 from scipy import sparse
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from checks import Largest
 from vaerdict import de
 from vaerdict.benchmarks import million
 from vaerdict.de import checks, fitting, inputs, run
@@ -156,19 +156,6 @@ def test_ray_gives_the_same_table(stored, table, monkeypatch):
     assert written(stored, Ray(workers=2)) == table
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation made."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor):
-                self.numel = max(self.numel, tensor.numel())
-        return out
-
-
 def test_no_tensor_grows_with_the_cells(monkeypatch):
     """With as many cells to train on, three times as many cells make no larger tensor."""
     monkeypatch.setattr(fitting, "MOST_TRAINING", 120)
@@ -179,7 +166,7 @@ def test_no_tensor_grows_with_the_cells(monkeypatch):
     monkeypatch.setattr(run, "TRAINING_CELLS", 0)
     sizes = []
     for n in (150, 450):
-        with _Largest() as seen:
+        with Largest() as seen:
             de.differential_expression(simulated(n=n), "group", "A", engine=Threads(1), quick=True, n_draws=40)
         sizes.append(seen.numel)
     assert sizes[1] < 1.3 * sizes[0]  # one is of the non-zero counts of a batch

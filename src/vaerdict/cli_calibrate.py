@@ -27,5 +27,3 @@ Balance = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run into --out was stopped.")]
 Workers = Annotated[int, typer.Option(min=1, help="Splits at a time.")]
-EngineName = Annotated[str, typer.Option(help="Who does the work: local (processes) or ray (a cluster).")]
-Address = Annotated[str | None, typer.Option(help="With ray: where its head node answers, host:port.")]

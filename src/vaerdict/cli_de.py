@@ -38,7 +38,7 @@ Objectives = Annotated[str | None, typer.Option(help="Objectives to train by: VA
 ModelDir = Annotated[Path | None, typer.Option(help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to use.")]
 Quick = Annotated[bool, typer.Option("--quick", help="One model, few epochs, no refits: a first look.")]
 
-EngineName = Annotated[str, typer.Option(help="Who works on the cells: local (threads) or ray (a cluster).")]
+EngineName = Annotated[str, typer.Option(help="Who does the work: local (this machine) or ray (a cluster).")]
 Address = Annotated[str | None, typer.Option(help="With ray: where its head node answers, host:port.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Blocks of cells at a time; one a core by default.")]
 

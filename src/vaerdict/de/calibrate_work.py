@@ -98,7 +98,10 @@ def _measured(table: Any, size: np.ndarray, truth: np.ndarray, unit: Unit, repli
 def _compared(counts: Any, obs: Any, half: np.ndarray, unit: Unit, *, samples: bool) -> Any:
     """The comparison of the halves, with the settings of the user's analysis."""
     pandas, anndata, settings = needed("pandas", "bio"), needed("anndata", "bio"), unit["settings"]
-    labels = obs.assign(half=pandas.Categorical.from_codes(half, categories=[FIRST, SECOND]))
+    # cells of other groups keep a label, as in the user's analysis: without one they would pass for cells alike
+    others = [None if pandas.isna(group) else f"of {group}" for group in obs["group"]]
+    names = [other if h < 0 else (FIRST, SECOND)[h] for h, other in zip(half, others, strict=True)]
+    labels = obs.assign(half=pandas.Categorical(names))
     genes = pandas.DataFrame(index=[str(i) for i in range(counts.shape[1])])
     return differential_expression(
         anndata.AnnData(counts, obs=labels, var=genes),
