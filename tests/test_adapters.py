@@ -205,6 +205,15 @@ def test_observations_carry_the_covariates_behind_the_counts():
     assert torch.equal(wrapped.observations(indices=[5, 3]), x[[5, 3]])
 
 
+def test_the_batches_of_cells_have_their_names():
+    adata = cells()
+    batched = from_scvi(fitted(adata, setup={"batch_key": "batch"}))
+    few = adata[5:17].copy()
+    assert list(batched.batches()) == [str(name) for name in adata.obs["batch"]]
+    assert list(batched.batches(few)) == [str(name) for name in adata.obs["batch"][5:17]]
+    assert from_scvi(fitted(adata)).batches() is None
+
+
 def test_other_cells_can_be_asked_about_sparse_or_not():
     from scipy import sparse
 

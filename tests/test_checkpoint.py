@@ -3,21 +3,36 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vaerdict.core import SettingError
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
-from vaerdict.objectives import loss
-from vaerdict.proposals import Normal, Student
-from vaerdict.training import AGG, CYCLIC, IWAE, Fit, Lagging, Member, Settings, loop, train, warm_up
-from vaerdict.training.checkpoint import digest, load_checkpoint, save_checkpoint
+from vaerdict.objectives import loss, vr_iwelbo_loss
+from vaerdict.proposals import Conditional, Normal, Student, Trainable
+from vaerdict.training import (
+    AGG,
+    CYCLIC,
+    IWAE,
+    Fit,
+    Lagging,
+    Member,
+    OwnBound,
+    RefinedBound,
+    Settings,
+    loop,
+    train,
+    warm_up,
+)
+from vaerdict.training.checkpoint import digest, load_checkpoint, read_checkpoint, save_checkpoint
+from vaerdict.training.fingerprint import stable_name
 from vaerdict.training.stacks import Stack
 
 TRUE = PPCA(torch.randn(4, 2, generator=seeded(0)), 0.7)
@@ -128,6 +143,31 @@ def test_a_fixed_model_goes_on_too(tmp_path, save_every_epoch):
     assert_same(go(tmp_path, members, learn_model=False), alone)
 
 
+class Counting(Trainable):
+    """An encoder that keeps a running mean, as batch norm does, and counts its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Normal().make(X, 2, hidden=(6,), generator=seeded(0))
+        self.mean, self.n = nn.Buffer(torch.zeros(4)), nn.Buffer(torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Conditional:
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.1)
+            self.n += 1
+        return self.body(x - self.mean)
+
+
+@pytest.mark.parametrize("epoch", [2, 5])
+def test_buffers_go_on_too(epoch, tmp_path, save_every_epoch):
+    members = [Member(PPCA(TRUE.weight, 1.0), Counting(), IWAE, 0)]
+    alone = go(None, members)
+    assert alone[0].proposal.n > 0
+    with pytest.raises(Killed):
+        go(tmp_path, members, progress=kill_after(1, epoch))
+    assert_same(go(tmp_path, members), alone)
+
+
 def test_seconds_count_every_stretch(tmp_path, save_every_epoch):
     with pytest.raises(Killed):
         go(tmp_path, [member()], progress=kill_after(1, 4))
@@ -144,11 +184,16 @@ def read_notes(path: Path) -> str:
         return file.metadata()["notes"]
 
 
+def mean_loss(log_w: Tensor, scale: float = 1.0) -> Tensor:
+    return -scale * log_w.mean(0)
+
+
 FOREIGN = {
     "seed": {"members": [member(seed=1)]},
     "start of the model": {"members": [member(noise=2.0)]},
     "start of the proposal": {"members": [replace(member(), proposal=member(seed=5).proposal)]},
     "loss": {"members": [member(replace(IWAE, phi=loss("iwelbo", "pathwise")))]},
+    "model's loss": {"members": [member(replace(IWAE, theta=mean_loss))]},
     "annealing": {"members": [member(replace(IWAE, annealing=warm_up()))]},
     "family": {"members": [member(IWAE, 0, Normal(full=True))]},
     "settings": {"settings": replace(SETTINGS, lr_phi=0.1)},
@@ -168,6 +213,32 @@ def test_the_checkpoint_of_another_run_is_refused(what, tmp_path):
     assert (tmp_path / "stack-0.safetensors").read_bytes() == before
 
 
+def test_partial_functions_are_told_apart_by_what_they_hold(tmp_path):
+    def run(alpha: float) -> list[Fit]:
+        return go(tmp_path, [member(replace(IWAE, theta=partial(vr_iwelbo_loss, alpha=alpha)))])
+
+    assert_same(run(0.1), run(0.1))
+    with pytest.raises(SettingError, match="belongs to another run"):
+        run(0.9)
+
+
+def test_names_are_stable_or_refused(tmp_path):
+    name = stable_name(partial(mean_loss, scale=2.0))
+    assert name == "test_checkpoint.mean_loss(scale=2.0)"
+    assert stable_name(loss("iwelbo", "dreg").fn) != stable_name(loss("cubo", "dreg").fn)
+    assert stable_name(partial(mean_loss, torch.ones(2))) != stable_name(partial(mean_loss, torch.zeros(2)))
+    assert stable_name((OwnBound(), RefinedBound(3))).endswith("RefinedBound(n_observations=3, n_steps=15)]")
+    assert stable_name(None) == "None"
+    for nameless in (lambda log_w: log_w, partial(lambda log_w: log_w), TRUE.log_joint, kill_after(1, 1), object()):
+        with pytest.raises(SettingError, match="has no name that a checkpoint could know it by"):
+            stable_name(nameless)
+    own = [member(replace(IWAE, theta=lambda log_w: -log_w.mean(0)))]
+    with pytest.raises(SettingError, match="or train without checkpoint"):
+        go(tmp_path, own)
+    assert not list(tmp_path.iterdir())
+    go(None, own, replace(SETTINGS, epochs=1))
+
+
 def test_compiling_makes_no_other_run(tmp_path, monkeypatch):
     (fit,) = go(tmp_path, [member()])
     monkeypatch.setattr(Stack, "compile", lambda self: None)
@@ -175,6 +246,15 @@ def test_compiling_makes_no_other_run(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------- whole or not at all
+def test_dots_in_a_name_are_part_of_it(tmp_path):
+    for name, value in (("run-0.1", 1.0), ("run-0.2", 2.0)):
+        save_checkpoint(tmp_path / name, {"t": torch.tensor(value)}, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run-0.1.safetensors", "run-0.2.safetensors"]
+    assert read_checkpoint(tmp_path / "run-0.1")[0]["t"] == 1
+    assert read_checkpoint(tmp_path / "run-0.2.safetensors")[0]["t"] == 2
+    assert load_checkpoint(tmp_path / "run-0.3", {}) is None
+
+
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -292,3 +293,11 @@ def test_refinement_raises_what_the_encoder_certifies(x, generator):
     assert mixture.shares == pytest.approx({"REFINED": 0.95, "PRIOR": 0.05})
     assert mixture.components["REFINED"].batch_shape == (C, 6)
     assert PerClass(model).log_joint(per_class(x, C), mixture.components["REFINED"].loc[None]).isfinite().all()
+
+
+@pytest.mark.parametrize("k", [10, np.int64(10)])
+def test_parts_have_a_size_on_every_device(k):
+    """A device that nobody measured is worked on as a CPU is; numpy's counts are counts."""
+    here, there = (classes.part_size(torch.empty(5, 1000, device=device), k, 2) for device in ("cpu", "meta"))
+    assert here == there == 2**24 // 20_000
+    assert isinstance(here, int)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,7 @@ from vaerdict.classify.labels import (
     unlabelled,
     with_rejects,
 )
+from vaerdict.classify.storage import write
 
 SMALL = {"epochs": 20, "learning_rate": 0.01, "objectives": ("VAE",), "proposals": (), "n_draws": 50, "hidden": (32,)}
 
@@ -109,6 +112,21 @@ def test_rows_without_a_label_are_no_class_and_do_not_count_in_the_score():
         small().fit(X, np.full(60, -1))
 
 
+def test_labels_of_one_class_are_refused_unless_there_is_a_free_one():
+    X, y = blobs()
+    signs = np.where(y == 0, 1, -1)
+    with pytest.raises(DataError, match=r"one class only, 1, and -1 means unlabelled \(40 rows\).*recode -1"):
+        small().fit(X, signs)
+    assert small(epochs=1, n_free=1).fit(X, signs).classes_.tolist() == [1]
+
+
+def test_settings_may_be_numbers_of_numpy():
+    X, y = blobs(30)
+    names = {"epochs": 1, "n_draws": 30, "n_particles": 2, "batch_size": 16, "n_free": 1}
+    by_numpy = small(**{name: np.arange(value, value + 1)[0] for name, value in names.items()}).fit(X, y)
+    assert np.array_equal(by_numpy.decide(X).prob, small(**names).fit(X, y).decide(X).prob)
+
+
 def test_a_seed_decides_everything_and_another_one_differs():
     X, y = blobs()
     one, same, other = (small(random_state=seed).fit(X, y).predict_proba(X) for seed in (1, 1, 2))
@@ -143,7 +161,7 @@ def test_bayes_rule_with_a_free_class_decides(decided):
     """The loss of naming a known class, or rejecting, when the class may be a free one."""
     full = torch.tensor(np.column_stack([decided.prob * (1 - decided.free)[:, None], decided.free]))
     loss = decisions.reject_loss(10, 0.1)[[*range(9), 10]]
-    action = decisions.bayes_action(full, loss).numpy()
+    action = np.where(np.isinf(decided.score), 9, decisions.bayes_action(full, loss).numpy())
     assert np.array_equal(np.where(action == 9, -1, action), decided.action)
 
 
@@ -169,6 +187,51 @@ def test_choices_are_made_on_held_out_labels(digits, reader):
     assert reader.agreement_.plugin_gain == pytest.approx(gain, abs=0.2)  # on certified rows, these on all
 
 
+@pytest.fixture
+def half_refused(monkeypatch):
+    """A fitted classifier of which every other row is refused, by the verdict alone."""
+
+    def fit(n: int, **settings):
+        X, y = blobs(n)
+        fitted = small(epochs=5, **settings)
+        corrected = fitted._corrected
+
+        def refusing(x):
+            found = corrected(x)
+            return replace(found, verdict=torch.where(torch.arange(len(x)) % 2 == 0, int(vd.Verdict.REFUSE), 0))
+
+        monkeypatch.setattr(fitted, "_corrected", refusing)
+        return fitted.fit(X, y), X
+
+    return fit
+
+
+def test_what_is_refused_is_rejected_however_sure(half_refused):
+    fitted, X = half_refused(30, estimator="corrected", cost=1.0)
+    decided = fitted.decide(X)
+    refused = decided.verdict == vd.Verdict.REFUSE
+    assert np.array_equal(decided.action == -1, refused)
+    assert np.array_equal(decided.score > decided.threshold, refused)
+    assert np.array_equal(fitted.predict(X), decided.label)  # never rejects
+    fitted.set_params(reject_refused=False)
+    assert (fitted.decide(X).action == decided.label).all()
+
+
+def test_the_plugin_is_not_judged_by_weights_it_does_not_use(half_refused):
+    fitted, X = half_refused(30, estimator="plugin", cost=1.0)
+    assert (fitted.decide(X).action != -1).all()
+
+
+def test_what_is_refused_counts_in_the_conformal_share(half_refused):
+    fitted, X = half_refused(110, alpha=0.6, estimator="corrected")
+    decided = fitted.decide(X)
+    assert (decided.action[decided.verdict == vd.Verdict.REFUSE] == -1).all()
+    assert math.isfinite(fitted.threshold_)
+    fitted, X = half_refused(110, alpha=0.2, estimator="corrected")  # more are refused than may be rejected
+    assert fitted.threshold_ == math.inf
+    assert (fitted.decide(X).action != -1).all()
+
+
 @pytest.mark.parametrize("estimator", ["plugin", "corrected"])
 def test_an_estimate_can_be_asked_for(estimator):
     X, y = blobs(30)
@@ -188,7 +251,8 @@ def test_the_conformal_threshold_is_that_of_the_held_out_rows(reject_by):
     assert fitted.threshold_ == pytest.approx(selective.conformal_threshold(torch.tensor(held_out.score), 0.2))
     assert (held_out.score > fitted.threshold_ + 1e-9).mean() <= 0.2
     if reject_by == "free":
-        np.testing.assert_allclose(held_out.score, held_out.free)
+        trusted = np.isfinite(held_out.score)
+        np.testing.assert_allclose(held_out.score[trusted], held_out.free[trusted])
 
 
 def test_few_labels_leave_nothing_to_choose_by():
@@ -273,9 +337,27 @@ def test_features_choose_their_likelihood():
     np.testing.assert_allclose(center, [1, 1])
     np.testing.assert_allclose(spread, [1, 1])  # the second is constant
     np.testing.assert_allclose(scaling(X, "bernoulli")[1], [1, 1])
-    with pytest.raises(DataError, match=r"features reach from 0 to 2; Bernoulli ones must lie in \[0, 1\]"):
+    with pytest.raises(DataError, match=r'must lie in \[0, 1\]: clip them, or fit with likelihood="gaussian"'):
         check_range(2 * X, "bernoulli")
     check_range(2 * X, "gaussian")
+
+
+@pytest.mark.parametrize("constant", [0.1, -1234.567, 1e-9, 0.0])
+def test_rounding_is_no_spread(constant):
+    """The standard deviation of a constant is not quite zero: divided by it, the last digits would decide."""
+    X = np.c_[np.full(1000, constant), np.linspace(-1, 1, 1000), constant + 1e-9 * np.arange(1000)]
+    X[::7, 0] = np.nextafter(constant, 1)
+    center, spread = scaling(X, "gaussian")
+    assert spread[0] == 1
+    assert center[0] == pytest.approx(constant)
+    np.testing.assert_allclose(spread[1:], X[:, 1:].std(0))  # what varies, however little, is standardised
+
+
+def test_a_constant_feature_decides_nothing():
+    X, y = blobs(30)
+    fitted = small(n_draws=30).fit(np.c_[X, np.full(30, 0.1)], y)
+    moved = fitted.predict_proba(np.c_[X, np.full(30, 0.1000001)])
+    np.testing.assert_allclose(moved, fitted.predict_proba(np.c_[X, np.full(30, 0.1)]), atol=1e-4)
 
 
 def test_features_must_keep_to_the_range_of_their_likelihood():
@@ -350,6 +432,24 @@ def test_a_saved_classifier_is_the_same_classifier(digits, reader, decided, tmp_
     ):
         assert getattr(again, name) == getattr(reader, name)
     assert again.get_params() == reader.get_params()
+
+
+def test_names_with_dots_are_files_of_their_own(reader, tmp_path):
+    paths = [reader.save(tmp_path / name) for name in ("reader-0.1", "reader-0.2")]
+    assert [path.name for path in paths] == ["reader-0.1.safetensors", "reader-0.2.safetensors"]
+    assert all(path.exists() for path in paths)
+    assert vd.SelectiveClassifier.load(tmp_path / "reader-0.1").seed_ == reader.seed_
+
+
+def test_what_was_fitted_on_a_gpu_is_read_where_there_is_none(digits, reader, decided, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = write(copy.copy(reader).set_params(device="cuda"), tmp_path / "reader")
+    again = vd.SelectiveClassifier.load(path)
+    assert again.device == "cpu"
+    assert "fitted on cuda, which is not here" in caplog.text
+    assert np.array_equal(again.predict_proba(digits[2]), reader.predict_proba(digits[2]))
+    assert vd.SelectiveClassifier.load(path, device="cpu").device == "cpu"
+    assert caplog.text.count("not here") == 1
 
 
 def test_string_classes_and_feature_names_are_kept(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -53,6 +54,19 @@ def test_log_joint_is_prior_times_likelihood(likelihood):
     assert m.log_joint(x, z).shape == (K, 20)
     torch.testing.assert_close(m.log_joint(x, z), expected)
     torch.testing.assert_close(m.log_joint(m.prepare(x), z), expected)
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+@torch.no_grad()
+def test_single_precision_keeps_what_no_latent_moves(likelihood):
+    """Differences of large gamma functions, summed over genes: right to the rounding of the sum."""
+    g = seeded(0)
+    x = torch.poisson(5 * torch.exp(torch.randn(20, 2000, generator=g) - 0.5), generator=g)
+    single = CountModel.start(x, D, generator=g, likelihood=likelihood, hidden=(8,))
+    exact = copy.deepcopy(single).double().prepare(x.double()).fixed
+    fixed = single.prepare(x).fixed
+    assert fixed.dtype == torch.float32
+    torch.testing.assert_close(fixed, exact.float(), rtol=2e-7, atol=0)
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)

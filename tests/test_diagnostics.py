@@ -316,8 +316,24 @@ def test_mcse_closed_form_shapes_and_strata() -> None:
     error = weight * (first - (weight * first).sum())
     by_hand = (30 * error[::2].var() + 30 * error[1::2].var()).sqrt()
     torch.testing.assert_close(diagnostics.mcse_snis(f, log_w, strata=strata)[0, 0, 0], by_hand)
+    assert diagnostics.mcse_snis(f[:1], log_w[:1]).isnan().all()  # one draw shows no error
     above = (f > 0)[..., 0, 0]
     torch.testing.assert_close(diagnostics.mcse_snis(above, log_w), diagnostics.mcse_snis(above.double(), log_w))
+
+
+def test_the_least_error_is_that_of_the_rule_of_succession() -> None:
+    ess = torch.tensor([98.0, 18.0]).double()
+    f = torch.zeros(50, 2, 5)
+    f[0, :, 1], f[1:, :, 2], f[:, :, 3] = 1, 1000, 7
+    f[..., 4] = normal(50, 2)
+    f[..., 2] -= 300  # two values, whichever
+    expected = torch.tensor([1.0, 1.0, 1000.0, 0.0, 0.0]) / (ess.unsqueeze(-1) + 2)
+    torch.testing.assert_close(diagnostics.least_mcse(f, ess), expected)
+    torch.testing.assert_close(diagnostics.least_mcse(f[..., 1] > 0, ess), expected[:, 1])
+
+
+def test_verdicts_have_names() -> None:
+    assert Verdict.names(torch.tensor([2, 0, 1])) == ["REFUSE", "OK", "CAUTION"]
 
 
 def test_functions_that_do_not_fit_raise() -> None:

@@ -42,6 +42,15 @@ def test_log_prob_is_that_of_scipy(q, generator):
         torch.testing.assert_close(ours[:, i], torch.as_tensor(scipy_twin(q, i).logpdf(z[:, i].numpy())))
 
 
+@pytest.mark.parametrize("df", [1e3, 1e5, 1e7])
+def test_a_student_almost_normal_keeps_its_constant_in_single_precision(df):
+    z = torch.full((1, 1, 10), 0.5)
+    ours = Elliptical(torch.zeros(1, 10), Diagonal(torch.ones(1, 10)), torch.tensor(df)).log_prob(z)
+    exact = stats.multivariate_t(torch.zeros(10).numpy(), torch.eye(10).numpy(), df=df).logpdf(z[0, 0].numpy())
+    assert ours.dtype == torch.float32
+    assert ours.item() == pytest.approx(exact, abs=1e-4)
+
+
 def test_draws_have_the_location_and_the_covariance_they_claim(q, generator):
     draws = q.draw(LOC, 40_000, generator=generator)
     assert torch.equal(draws.log_q, q.log_prob(draws.z))

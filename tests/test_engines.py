@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -144,6 +145,38 @@ def test_an_error_of_the_function_is_raised_as_it_is(engine: Engine):
         list(engine.map(breaks_at_two, range(4)))
 
 
+def breaks_early(unit: tuple[str, int]) -> int:
+    """The first item breaks once the second has begun; the others take their time."""
+    folder, item = Path(unit[0]), unit[1]
+    (folder / f"began-{item}").touch()
+    if item == 0:
+        while not (folder / "began-1").exists():
+            time.sleep(0.01)
+        raise Broken("item 0")
+    time.sleep(0.3)
+    return item
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(Local(2), id="processes"),
+        pytest.param(Threads(2), id="threads"),
+        pytest.param(Ray(), id="ray", marks=[needs_ray, quiet]),
+        pytest.param(Ray(workers=2), id="ray, two at a time", marks=[needs_ray, quiet]),
+    ],
+)
+def test_what_runs_when_another_breaks_is_handed_over(engine: Engine, request, tmp_path):
+    if isinstance(engine, Ray):
+        request.getfixturevalue("cluster")
+    came: list[int] = []
+    with pytest.raises(Broken, match=r"^item 0$"):
+        came.extend(result for _, result in engine.map(breaks_early, [(str(tmp_path), i) for i in range(20)]))
+    assert sorted(came) == sorted(int(mark.name[6:]) for mark in tmp_path.glob("began-*") if mark.name != "began-0")
+    assert 1 in came
+    assert len(came) < 10
+
+
 def test_closing_drops_what_has_not_begun(engine: Engine, tmp_path):
     marks = [str(tmp_path / f"mark-{i}") for i in range(30)]
     with closing(engine.map(leaves_a_mark, marks)) as results:
@@ -163,6 +196,27 @@ def test_threads_leave_torch_as_it_was_and_ask_for_items_when_they_are_free():
         assert [enabled for _, enabled in results] == [False] * 5
     assert made == list(range(6))
     assert torch.get_num_threads() == before
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_keep_to_one_of_torch_and_leave_the_others_to_who_takes_the_results():
+    with closing(Threads(2).map(product, range(6))) as results:
+        for _, (_, inside) in results:
+            assert (inside, torch.get_num_threads()) == (1, 2)
+            torch.set_num_threads(2)  # what the taker sets is his alone
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert found == [2]  # what a thread finds that is no worker
 
 
 def grad_enabled(_: int) -> bool:

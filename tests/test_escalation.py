@@ -3,19 +3,21 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from checks import assert_within, chi_square_rate
-from vaerdict.core import SettingError, ShapeError
+from vaerdict.core import Draws, SettingError, ShapeError, WeightError
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
 from vaerdict.procedure import Posterior, escalation, expect, posterior
-from vaerdict.procedure.escalation import RUNGS, island_mcse
+from vaerdict.procedure.escalation import RUNGS
+from vaerdict.procedure.judging import Judgement, island_mcse
 from vaerdict.proposals import Prior, Trainable
 
 MODEL = PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 0.8).requires_grad_(False)
@@ -188,7 +190,7 @@ def test_escalation_never_certifies_half_a_posterior():
 
 def test_without_the_evidence_of_others_it_would(monkeypatch):
     nothing = property(lambda self: torch.full_like(self.log_evidence, -torch.inf))
-    monkeypatch.setattr(escalation.Judgement, "surely", nothing)
+    monkeypatch.setattr(Judgement, "surely", nothing)
     wrong, _ = wrong_and_certified(folded(120))
     assert wrong > 60
 
@@ -315,6 +317,20 @@ def test_no_part_of_a_ring_is_taken_for_the_whole(monkeypatch):
     assert far_off() > 1  # but for their weights they would be believed
 
 
+def test_after_smc_a_query_without_a_mean_is_refused_all_the_same(ring):
+    _, answer = ring
+    assert answer.record is not None
+    by_smc = (answer.record.islands > 0) & (answer.verdict == Verdict.OK)
+
+    def heavy(z: Tensor) -> Tensor:
+        return z[..., 1].abs().clamp_min(1e-9) ** -2.0  # infinite where the ring crosses the axis
+
+    assert (answer.verdict_on(heavy)[by_smc] == Verdict.REFUSE).double().mean() > 0.9
+    assert (answer.verdict_on(moments)[by_smc] == Verdict.OK).all()
+    decision = answer.decide(lambda z: torch.stack([heavy(z), torch.full_like(z[..., 0], 1e9)], -1))
+    assert (decision.verdict[by_smc] == Verdict.REFUSE).double().mean() > 0.9
+
+
 def test_island_errors_are_those_of_independent_groups():
     """The standard error of 16 means of 40 numbers is that of 640, whatever the weights inside."""
     f = torch.randn(640, 50, 2, generator=seeded(9), dtype=torch.double)
@@ -354,6 +370,100 @@ def test_a_budget_that_pays_for_nothing_is_refused():
         expect(MODEL, X, positive, Near(1.05), 500, budget=900)
     with pytest.raises(SettingError, match="do not pay for REFINED, the first rung"):
         expect(MODEL, X, positive, None, 500, budget=10)
+
+
+class Sensor:
+    """Unit noise about the latent, in single precision: 1e25 overflows wherever the latent is."""
+
+    prior = StandardNormal(1)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return -0.5 * (x - z).square().sum(-1) + self.prior.log_prob(z)
+
+
+def blind(x: Tensor) -> Elliptical:
+    """A proposal made for these observations, of which the last got no location."""
+    loc = (x / 2).masked_fill(x > 1e20, torch.nan)
+    return Elliptical(loc, Diagonal(torch.ones_like(x)), None)
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_one_impossible_observation_is_refused_and_the_others_answered(encoder):
+    x = torch.tensor([[0.1], [1e25], [0.5]])
+    proposals = {"blind": blind(x)} if encoder else {}
+    answer = posterior(Sensor(), x, proposals, 512, tolerance=0.1, generator=seeded(0))
+    assert answer.record is not None
+    assert Verdict.names(answer.verdict) == ["OK", "REFUSE", "OK"]
+    assert answer.record.rung[1] == ""
+    tried = "REFINED gave no usable weights; IMPROVED gave no usable weights"
+    assert answer.record.reason[1].endswith(f"{tried}; SMC did not reach the posterior")
+    estimate = answer.expect(lambda z: z)
+    assert_within(estimate.value[[0, 2]], x[[0, 2]] / 2, estimate.mcse[[0, 2]], rate=1e-6)
+    for blank in (estimate.value, estimate.mcse, estimate.khat, answer.z[0]):
+        assert blank.reshape(3, -1).isnan().any(-1).tolist() == [False, True, False]
+    assert (estimate.ess[1], answer.ess[1], answer.log_evidence[1]) == (0, 0, -torch.inf)
+    squares = answer.decide(lambda z: torch.cat([z.square(), (z - 2).square()], -1))
+    states = answer.decide(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), lambda z: torch.cat([z > 0, z <= 0], -1).double())
+    for decision in (squares, states):
+        assert Verdict.names(decision.verdict) == ["OK", "REFUSE", "OK"]
+        assert decision.margin.isnan().tolist() == [False, True, False]
+
+
+def test_an_impossible_observation_alone_is_refused_too():
+    answer = expect(Sensor(), torch.tensor([[1e25]]), lambda z: z, n=64)
+    assert Verdict.names(answer.verdict) == ["REFUSE"]
+    assert answer.value.isnan().all()
+
+
+def test_without_a_tolerance_the_impossible_observation_is_named():
+    x = torch.tensor([[0.1], [1e25], [0.5]])
+    with pytest.raises(WeightError, match=r"1 observations have no particle with positive weight \(at 1\)"):
+        posterior(Sensor(), x, Prior(Sensor.prior), 100)
+
+
+def test_an_infinite_khat_stays_infinite_and_is_said_so():
+    """Weights of which one outweighs the rest while their tail looks light."""
+
+    class Spike(Trainable):
+        def draw(self, x: Tensor, k: int, *, generator: torch.Generator) -> Draws:
+            z, log_q = self(x).draw(x, k, generator=generator)
+            return Draws(z, torch.where(log_q == log_q.amax(0), log_q - 6.5, log_q))
+
+        def forward(self, x: Tensor) -> Elliptical:
+            return Elliptical(torch.zeros_like(x), Diagonal(torch.full_like(x, 2.0)), None)
+
+    x = torch.zeros(20, 1, dtype=torch.double)
+    answer = expect(Plain(), x, lambda z: z, Spike(), 500, budget=1001)
+    assert answer.khat.isposinf().sum() > 10
+    for khat, reason in zip(answer.khat.tolist(), answer.reason, strict=True):
+        assert f"PSIS: k-hat {khat:.2f} with ESS" in reason
+        assert len(reason) < 120
+
+
+def test_latents_in_a_named_tuple_are_refused():
+    class Pair(NamedTuple):
+        a: Tensor
+        b: Tensor
+
+    class Both:
+        event_shape = torch.Size(())
+
+        def sample(self, shape: torch.Size) -> Pair:
+            return Pair(torch.randn(*shape, 1), torch.randn(*shape, 1))
+
+        def log_prob(self, z: Pair) -> Tensor:
+            return -0.5 * (z.a.square() + z.b.square()).sum(-1)
+
+    class Model:
+        prior = Both()
+
+        def log_joint(self, x: Tensor, z: Pair) -> Tensor:
+            return self.prior.log_prob(z) - 0.5 * (x - z.a - z.b).square().sum(-1)
+
+    x = torch.zeros(3, 1)
+    assert posterior(Model(), x, Prior(Model.prior), 200).log_w.shape == (200, 3)
+    with pytest.raises(ShapeError, match=r"latents are a Pair; escalation moves one tensor .* Concatenate them"):
+        expect(Model(), x, lambda z: z.a[..., 0])
 
 
 def test_bad_questions_are_refused():

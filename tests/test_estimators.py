@@ -125,7 +125,21 @@ def test_queries_may_have_any_shape(generator):
         assert (got.value.shape, got.mcse.shape) == ((3, 4, 5), (3, 4, 5))
         assert (got.ess.shape, got.khat.shape) == ((3,), (3,))
     assert estimators.snis(f[..., 0, 0] > 0, log_w).value.shape == (3,)  # an event is a query too
-    assert estimators.plugin(f[:1], log_w[:1]).mcse.isnan().all()
+
+
+@pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
+def test_one_observation_needs_no_batch_axis(estimator, generator):
+    f, log_w = torch.randn(200, 1, 4, generator=generator), torch.randn(200, 1, generator=generator)
+    for alone, batch in zip(estimator(f[:, 0], log_w[:, 0]), estimator(f, log_w), strict=True):
+        assert torch.equal(alone, batch[0])
+    assert estimator(f[:, 0, 0], log_w[:, 0]).value.shape == ()
+    assert estimator(f[..., :0], log_w).value.shape == (1, 0)  # nor does a query need an output
+    assert estimators.mis(f[:, 0], log_w[:, 0], torch.arange(200) % 2).mcse.shape == (4,)
+
+
+@pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
+def test_one_draw_has_no_error_to_show(estimator):
+    assert estimator(torch.tensor([[3.7, 1.0]]), torch.zeros(1, 2)).mcse.isnan().all()
 
 
 def test_smoothing_is_that_of_psis(generator):

@@ -82,6 +82,33 @@ def test_simulated_pairs_come_from_the_model(kind, generator):
     assert_mean(model.log_evidence(x), -entropy.item(), rate=1e-6)
 
 
+@pytest.mark.parametrize("noise", [1e-3, 1e-4])
+@torch.no_grad()
+def test_evidence_in_single_precision_is_that_in_double(noise, generator):
+    """With little noise x fills a plane: in float32 its covariance is singular. What is left is the rounding of x."""
+    single = PPCA(torch.randn(10, 6, generator=generator), noise)
+    double = PPCA(single.weight.double(), noise)
+    with torch.no_grad():
+        double.log_noise.copy_(single.log_noise)
+    x = single.simulate(50, generator=generator)[0]
+    assert single.log_evidence(x).dtype == torch.float32
+    torch.testing.assert_close(single.log_evidence(x), double.log_evidence(x.double()).float(), rtol=1e-5, atol=1e-4)
+
+
+def test_everything_is_on_the_device_of_the_loadings(kind):
+    loadings = torch.empty(3, 2, device="meta")
+    model = LambdaPPCA(loadings, 0.5) if kind == "lambda" else PPCA(loadings, torch.tensor(0.5))
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+@torch.no_grad()
+def test_a_generator_of_another_device_will_do(kind):
+    """Noise is drawn where its generator is and moved to the model."""
+    x, z = make(kind).to("meta").simulate(4, generator=seeded(0))
+    assert (x.device.type, x.shape) == ("meta", (4, 5))
+    assert (z.device.type, z.shape) == ("meta", (4, 2))
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @torch.no_grad()
 def test_a_stack_gives_what_its_members_give(kind, shared, generator):

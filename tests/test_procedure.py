@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,8 +22,9 @@ from vaerdict.models.ppca import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
 from vaerdict.procedure import Posterior, ThreeStep, expect, posterior, weighing
 from vaerdict.procedure.threestep import select
-from vaerdict.proposals import Normal, Student, Trainable
+from vaerdict.proposals import Normal, Prior, Student, Trainable
 from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Settings
+from vaerdict.training.checkpoint import save_checkpoint
 
 MODEL = PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 0.8).requires_grad_(False)
 X = MODEL.simulate(30, generator=seeded(1))[0]
@@ -132,11 +135,12 @@ def test_verdicts_follow_the_weights():
     assert (few.verdict == Verdict.CAUTION).all()
 
 
-def test_several_latents_in_a_named_tuple():
-    class Pair(NamedTuple):
-        a: Tensor
-        b: Tensor
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
 
+
+def test_several_latents_in_a_named_tuple():
     class Both:
         prior = StandardNormal(2)
 
@@ -232,6 +236,31 @@ def test_every_other_action_must_be_clearly_worse():
     assert (decision.verdict[second] == Verdict.CAUTION).double().mean() > 0.8
 
 
+@pytest.mark.parametrize("n_states", [2, 3])
+def test_a_rare_costly_state_that_no_draw_has_hit_is_not_certain(n_states):
+    """At 1000 to 0.3, a state of probability 5e-4 decides; a thousand draws miss it more often than not."""
+    model = PPCA(torch.eye(2, 1, dtype=torch.double), 1.0)
+    x = torch.zeros(100, 2, dtype=torch.double)
+    answer = posterior(model, x, model.posterior(x).detach(), 1000, generator=seeded(3))
+    cut = 3.29 * 0.5**0.5
+
+    def state(z: Tensor) -> Tensor:
+        bad = z[..., 0] > cut
+        rest = [~bad] if n_states == 2 else [~bad & (z[..., 0] > 0), z[..., 0] <= 0]
+        return torch.stack([*rest, bad], -1).double()
+
+    loss = torch.tensor([[*[0.0] * (n_states - 1), 1000.0], [0.3] * n_states])
+    decision = answer.decide(loss, state)
+    wrong = decision.action == 0
+    assert wrong.sum() > 30
+    assert (decision.verdict[wrong] == Verdict.CAUTION).all()
+    torch.testing.assert_close(decision.margin_mcse[wrong], torch.full((100,), 1000 / 1002).double()[wrong])
+    assert (decision.expected_loss.mcse[:, 1] < 1e-12).all()  # it costs the same in every state
+    cheap = answer.decide(loss.clamp_max(1.0), state)
+    assert (cheap.action == 0).all()
+    assert (cheap.verdict == Verdict.OK).all()
+
+
 def test_few_draws_of_many_proposals_still_give_an_error():
     proposals = {name: Near(MODEL) for name in "abc"} | {"rare": Near(MODEL)}
     answer = posterior(MODEL, X, proposals, 19, shares={"a": 0.32, "b": 0.32, "c": 0.31, "rare": 0.05})
@@ -276,6 +305,16 @@ def test_resampled_latents_have_the_posterior_mean():
         answer.resample(0, generator=seeded(6))
 
 
+def test_resampling_takes_one_observation_without_an_axis_and_many_latents():
+    answer = Posterior(torch.arange(50.0)[:, None], torch.zeros(50), torch.zeros(50, dtype=torch.long))
+    assert sorted(answer.resample(50, generator=seeded(0))[:, 0].tolist()) == list(range(50))
+    assert answer.log_evidence.item() == pytest.approx(0, abs=1e-12)
+    pair = Pair(torch.arange(50.0)[:, None, None], -torch.arange(50.0)[:, None, None])
+    drawn = Posterior(pair, torch.zeros(50, 1), answer.source).resample(7, generator=seeded(0))
+    assert torch.equal(drawn.a, -drawn.b)
+    assert drawn.a.shape == (7, 1, 1)
+
+
 def test_to_arviz():
     answer = posterior(MODEL, X, Near(MODEL, 2.0), 600)
     data = answer.to_arviz()
@@ -290,7 +329,62 @@ def test_to_arviz():
     assert answer.to_arviz(40, generator=seeded(0)).posterior["z"].shape == (1, 40, 30, 2)
 
 
+# -------------------------------------------------------------------------------------------- a user's module
+class Dropping(nn.Module):
+    """A decoder with dropout, as a user may leave it after training."""
+
+    prior = StandardNormal(2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.drop = nn.Parameter(torch.randn(2, 3, generator=seeded(0))), nn.Dropout(0.3)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return TorchNormal(self.drop(z @ self.weight), 1.0).log_prob(x).sum(-1) + self.prior.log_prob(z)
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.3])
+def test_modules_are_evaluated_not_trained(tolerance):
+    """Dropout would use the global random state too, which a fixture notices."""
+    model, x = Dropping(), torch.randn(4, 3, generator=seeded(2))
+    q = Normal().make(x, 2, hidden=(4,), generator=seeded(0))
+    q.encoder = nn.Sequential(q.encoder, nn.Dropout(0.3))
+    trained = posterior(model, x, q, 200, tolerance=tolerance)
+    assert model.training
+    assert q.encoder[1].training
+    torch.testing.assert_close(trained.log_w, posterior(model.eval(), x, q.eval(), 200, tolerance=tolerance).log_w)
+    model.train()
+    means = [expect(model, x, lambda z: model.drop(z @ model.weight), n=100, tolerance=0.3).value for _ in range(2)]
+    assert torch.equal(*means)
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("tolerance", [None, 0.3])
+def test_log_joints_of_another_shape_are_refused(tolerance):
+    class Total(Dropping):
+        def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+            return super().log_joint(x, z).sum()
+
+    class Each(Dropping):
+        def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+            return TorchNormal(z @ self.weight, 1.0).log_prob(x)
+
+    x = torch.randn(4, 3, generator=seeded(2))
+    q = Normal().make(x, 2, hidden=(4,), generator=seeded(0))
+    for model, shape in ((Total(), r"\(\)"), (Each(), r"\(\d+, \d, 3\)")):
+        with pytest.raises(ShapeError, match=f"log_joint returned shape {shape} for latents"):
+            posterior(model, x, q, 100, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.3])
+def test_observations_of_another_float_type_than_the_model_are_refused(tolerance):
+    model, x = Dropping(), torch.zeros(4, 3)
+    message = r"x is torch.float64, the parameters of Dropping are torch.float32; pass x.float\(\)"
+    with pytest.raises(DataError, match=message):
+        posterior(model, x.double(), Prior(model.prior), 100, tolerance=tolerance)
+    assert posterior(model, x, Prior(model.prior), np.int64(100)).z.shape == (100, 4, 2)
+
+
 def test_bad_input_gets_the_named_error():
     answer = posterior(MODEL, X, Near(MODEL), 50)
     with pytest.raises(ShapeError, match=r"f returned \(30,\); it must return one value a particle, shape \(50, 30\)"):
@@ -542,3 +636,64 @@ def test_both_steps_go_on_from_their_checkpoints(tmp_path):
     assert torch.equal(resumed.posterior(X, 100).log_w, whole.posterior(X, 100).log_w)
     assert heard["VAE+IWAE"] == 1  # the first step was done: it only says so
     assert heard["CHI"] == 4
+
+
+# ------------------------------------------------------------------------------------------------------ files
+SAME: dict[str, Any] = {"objectives": (VAE, IWAE), "families": (Normal(), Student(full=True))}
+
+
+def test_a_saved_fit_is_the_same_fit(steps, tmp_path):
+    path = steps.save(tmp_path / "three-0.1")
+    assert path == tmp_path / "three-0.1.safetensors"
+    again = ThreeStep.load(path, PPCA(MODEL.weight, 1.0), **SAME)
+    assert (again.seeds, again.hidden, again.prior_share) == (steps.seeds, steps.hidden, steps.prior_share)
+    assert again.selection == steps.selection
+    assert list(again.proposals) == list(steps.proposals)
+    for name in ("name", "seed", "history", "converged", "epochs", "seconds"):
+        assert getattr(again.winner, name) == getattr(steps.winner, name)
+    before, after = (s.posterior(X, 400, generator=seeded(3)) for s in (steps, again))
+    assert torch.equal(before.z, after.z)
+    assert torch.equal(before.log_w, after.log_w)
+    encoders = [s.winner.proposal.draw(X, 3, generator=seeded(0)).z for s in (steps, again)]
+    assert torch.equal(*encoders)
+    assert not any(module.training for module in again._modules().values())
+    assert again.save(tmp_path / "twice").read_bytes() == path.read_bytes()
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "hidden": {"hidden": (9,)},
+    "encoder": {"encoder": Normal(full=True)},
+    "families": {"families": (Normal(),)},
+    "objectives": {"objectives": (WW,)},
+}
+MESSAGES = {
+    "hidden": r"the encoder in the file differs .* encoder.layers.0.bias.*: \(\(8,\).* against \(\(9,\).*; give `load`",
+    "encoder": r"the encoder in the file differs from that made here in encoder.layers.1",
+    "families": "file keeps proposals CHI, CHI-full-t, .* given here make CHI, IWAE, WW; give `load` those of the fit",
+    "objectives": "the file keeps a model fitted by (VAE|IWAE); objectives=WW must name it",
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_a_fit_is_loaded_into_its_own_architecture_only(what, steps, tmp_path):
+    with pytest.raises(SettingError, match=MESSAGES[what]):
+        ThreeStep.load(steps.save(tmp_path / "three"), PPCA(MODEL.weight, 1.0), **(SAME | WRONG[what]))
+
+
+def test_another_model_or_file_is_refused(steps, tmp_path):
+    path = steps.save(tmp_path / "three")
+    with pytest.raises(SettingError, match=r"the model in the file differs from that made here in .*: .* against"):
+        ThreeStep.load(path, PPCA(MODEL.weight[:4], 1.0), **SAME)
+    with pytest.raises(SettingError, match=r"the model in the file .*float64.* against .*float32"):
+        ThreeStep.load(path, PPCA(MODEL.weight.float(), 1.0), **SAME)
+    save_checkpoint(tmp_path / "other", {"a": torch.zeros(1)}, {"format": "other"})
+    with pytest.raises(SettingError, match="holds 'other', not 'vaerdict three steps 1'; was it written by `save`"):
+        ThreeStep.load(tmp_path / "other", MODEL)
+    with pytest.raises(SettingError, match="nothing has been fitted yet"):
+        ThreeStep(MODEL).save(tmp_path / "none")
+
+
+def test_a_fit_can_be_pickled(steps):
+    again = pickle.loads(pickle.dumps(steps))
+    before, after = (s.posterior(X, 100, generator=seeded(3)).log_w for s in (steps, again))
+    assert torch.equal(before, after)

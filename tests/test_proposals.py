@@ -201,6 +201,8 @@ def test_priors_of_torch_are_drawn_from_the_generator(prior, x):
         z, log_q = Prior(prior).draw(x, 3, generator=source)
         assert z.shape == (3, 6, 2)
         torch.testing.assert_close(log_q, StandardNormal(2).log_prob(z))
+    with pytest.raises(ShapeError, match=r"Normal.* without an axis for the latent; make it .* Independent\("):
+        Prior(torch.distributions.Normal(0.0, 1.0))  # its log_prob would be summed over observations
     first = Prior(prior).draw(x, 3, generator=seeded(0)).z
     assert torch.equal(first, Prior(prior).draw(x, 3, generator=seeded(0)).z)
     assert not torch.equal(first, Prior(prior).draw(x, 3, generator=seeded(1)).z)

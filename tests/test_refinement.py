@@ -18,7 +18,7 @@ from vaerdict.networks import MLP, stack
 from vaerdict.noise import Sobol, seeded
 from vaerdict.objectives import loss
 from vaerdict.proposals import Mixture, Normal, Prior, defensive
-from vaerdict.refinement import gradient_direction, refine, refine_elbo
+from vaerdict.refinement import _LONG, _Search, gradient_direction, refine, refine_elbo
 
 DOUBLE = torch.float64
 
@@ -328,6 +328,77 @@ def test_a_prior_without_usable_curvature_counts_as_unit(prior):
     assert answer.converged.all()
     assert (slope(model, x, answer.distribution.loc).abs() < 1e-2).all()
     assert 0.2 < answer.distribution.root.covariance().item() < 0.3
+
+
+@pytest.mark.parametrize("sd", [1e3, 1e5, 1e9])
+def test_a_prior_however_wide_sets_the_scale(sd):
+    """Noise a thousandth of the prior's width: the posterior is as wide as that, and not one wide."""
+    model = Formula(
+        lambda x, z: TorchNormal(x, 1e-3 * sd).log_prob(z).sum(-1), TorchNormal(torch.zeros(1, dtype=DOUBLE), sd)
+    )
+    answer = refine(model, torch.full((2, 1), 5.0, dtype=DOUBLE), torch.zeros(2, 1, dtype=DOUBLE), inflate=1.0)
+    assert answer.converged.all()
+    expected = torch.full((2, 1, 1), (sd**-2 + (1e-3 * sd) ** -2) ** -0.5, dtype=DOUBLE)
+    torch.testing.assert_close(answer.distribution.root.tril, expected)
+
+
+# ----------------------------------------------------------------------------------- the root of a curvature
+def search(curvature: Tensor, basis: Tensor) -> _Search:
+    """A search that stands at a mode with these eigenvalues and eigenvectors."""
+    batch = curvature.shape[:-1]
+    one = torch.ones(batch, dtype=DOUBLE)
+    return _Search(
+        z=torch.zeros_like(curvature),
+        value=one,
+        slope=torch.zeros_like(curvature),
+        curvature=curvature,
+        basis=basis,
+        finite=one.bool(),
+        floor=torch.zeros(*batch, 1, dtype=DOUBLE),
+        damping=one,
+        stalled=~one.bool(),
+        n_steps=one.long(),
+    )
+
+
+def rotations(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.linalg.qr(torch.randn(n, d, d, generator=seeded(seed), dtype=DOUBLE)).Q
+
+
+def spectrum(ratio: float, n: int, d: int) -> Tensor:
+    return torch.logspace(0, math.log10(ratio), d, dtype=DOUBLE).expand(n, d).contiguous()
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e4, 0.5 * _LONG])
+def test_a_root_by_cholesky_is_that_by_qr(ratio, monkeypatch):
+    at = search(spectrum(ratio, 5, 6), rotations(5, 6))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.linalg, "qr", lambda _: pytest.fail("an ellipse so round needs no QR"))
+        by_cholesky = at.root()
+    monkeypatch.setattr("vaerdict.refinement._LONG", 0.0)
+    torch.testing.assert_close(by_cholesky, at.root(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("ratio", [4 * _LONG, 1e14, 1e20])
+def test_a_long_ellipse_keeps_the_digits_of_its_root(ratio):
+    """Its covariance would have lost them: the root times its transpose, seen along every axis of the ellipse."""
+    at = search(spectrum(ratio, 5, 6), rotations(5, 6))
+    root, axes = at.root(), at.basis * at.curvature.rsqrt().unsqueeze(-2)
+    # with R R' = A A' the matrix R^-1 A is orthogonal
+    turn = torch.linalg.solve_triangular(root, axes, upper=False)
+    torch.testing.assert_close(turn @ turn.mT, torch.eye(6, dtype=DOUBLE).expand(5, 6, 6), rtol=0, atol=1e-5)
+    log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    torch.testing.assert_close(log_det, -0.5 * at.curvature.log().sum(-1), rtol=0, atol=1e-12)
+
+
+def test_long_and_round_ellipses_may_be_in_one_batch():
+    curvature = torch.stack([spectrum(ratio, 3, 4) for ratio in (10.0, 1e12)])
+    root = search(curvature, rotations(6, 4).reshape(2, 3, 4, 4)).root()
+    assert torch.equal(root, root.tril())
+    assert (root.diagonal(dim1=-2, dim2=-1) > 0).all()
+    for i in range(2):
+        alone = search(curvature[i], rotations(6, 4).reshape(2, 3, 4, 4)[i]).root()
+        torch.testing.assert_close(root[i], alone)
 
 
 # ------------------------------------------------------------------------------------------- batches and memory

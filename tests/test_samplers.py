@@ -11,7 +11,7 @@ from torch import Tensor
 
 from checks import assert_mean, assert_within, chi_square_rate
 from sampler_toys import CASES, DOUBLE, Bimodal, Everywhere, Narrowing, Nominal, Poisson, linear_gaussian
-from vaerdict.core import ShapeError, WeightError, log_mean_exp
+from vaerdict.core import DivergenceError, ShapeError, WeightError, log_mean_exp
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.noise import as_source
 from vaerdict.proposals import Mixture, Prior
@@ -357,6 +357,24 @@ def test_unusable_weights_raise(generator):
         smc(Broken(), x, initial, n_particles=32, generator=generator)
 
 
+def test_smc_gives_up_on_some_and_goes_on_with_the_others(generator, monkeypatch):
+    model = linear_gaussian()
+    x, _ = model.simulate(6, generator=generator)
+    settings = {"n_particles": 512, "n_islands": 16}
+    x[1], x[4] = 1e200, 30.0  # beyond the floats, and far from the prior
+    steps = smc(model, x[[0, 2, 3, 5, 4]], Prior(model.prior), generator=generator, **settings).n_temperatures
+    monkeypatch.setattr(sequential, "_MOST_TEMPERATURES", int(steps[:4].max()) + 3)
+    assert steps[4] > steps[:4].max() + 6
+    found = smc(model, x, Prior(model.prior), strict=False, generator=generator, **settings)
+    assert found.log_evidence.isnan().tolist() == [False, True, False, False, True, False]
+    kept = [0, 2, 3, 5]
+    assert_within(found.log_evidence[kept], model.log_evidence(x)[kept].detach(), found.standard_error[kept], rate=1e-6)
+    with pytest.raises(WeightError, match=r"1 observations have no particle with positive weight \(at 1\)"):
+        smc(model, x, Prior(model.prior), generator=generator, **settings)
+    with pytest.raises(DivergenceError, match="1 observations did not reach the posterior within"):
+        smc(model, x[[0, 4]], Prior(model.prior), generator=generator, **settings)
+
+
 # --- bidirectional --------------------------------------------------------------------------------------------------
 
 
@@ -370,6 +388,8 @@ def test_bdmc_brackets_the_evidence(generator):
     assert high.mean() > 3 * high.std() / math.sqrt(60)
     assert low.max() < math.log(60 / 1e-6)
     torch.testing.assert_close(sandwich.gap, sandwich.upper - sandwich.lower)
+    assert sandwich.forward.standard_error.isfinite().all()
+    assert sandwich.reverse.standard_error.isnan().all()  # all chains of one start: their spread is not the error
     fine = bdmc(
         model, x[:8], z[:8], Prior(model.prior), n_chains=20, temperatures=100, n_leapfrog=4, generator=generator
     )

@@ -119,7 +119,7 @@ ADVICE: dict[tuple[bool, bool], str] = {
     ),
     (False, True): (
         "nothing speaks against the model, but rows that are not certified may be off; draw more or refine their "
-        "proposals, and reject what stays uncertified"
+        "proposals, and reject what stays refused"
     ),
     (False, False): (
         "an error of the sampler can look like one of the model; draw more or refine the proposals until most rows are "

@@ -7,7 +7,9 @@ The one currency of the library is the log-weight :math:`\log w = \log p(x, z) -
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -30,7 +32,7 @@ class WeightError(VaerdictError, ValueError):
 
 
 class DataError(VaerdictError, ValueError):
-    """Observations that cannot be used: empty, non-finite, constant."""
+    """Observations that cannot be used: empty, or not finite."""
 
 
 class SettingError(VaerdictError, ValueError):
@@ -154,28 +156,63 @@ def check_log_weights(log_w: Tensor) -> Tensor:
     if bool(log_w.amax(0).isfinite().all()):  # a maximum keeps NaN and +inf, so the common case takes one pass
         return log_w
     n_nan, n_inf = int(torch.isnan(log_w).sum()), int(torch.isposinf(log_w).sum())
+    where = _places(~log_w.amax(0).isfinite())
     if n_nan or n_inf:
         raise WeightError(
-            f"{n_nan} of {log_w.numel()} log-weights are NaN and {n_inf} are +inf; "
+            f"{n_nan} of {log_w.numel()} log-weights are NaN and {n_inf} are +inf{where}; "
             "look for an overflow in log_joint or a proposal scale that went to zero."
         )
     n_dead = int(torch.isneginf(log_w).all(0).sum())
-    if n_dead:
-        raise WeightError(
-            f"{n_dead} observations have no particle with positive weight; "
-            "add a defensive share of the prior to the proposal, or draw more."
+    raise WeightError(
+        f"{n_dead} observations have no particle with positive weight{where}; "
+        "add a defensive share of the prior to the proposal, or draw more."
+    )
+
+
+def _places(bad: Tensor, most: int = 5) -> str:
+    """Where the first observations that a mask names lie, in brackets; nothing where there is but one."""
+    if bad.dim() == 0:
+        return ""
+    index = bad.nonzero()
+    shown = [str(i[0] if len(i) == 1 else tuple(i)) for i in index[:most].tolist()]
+    return f" (at {', '.join(shown)}{', ...' if len(index) > most else ''})"
+
+
+def check_log_joint(log_p: Tensor, log_q: Tensor, z: Latent) -> Tensor:
+    """Return log p(x, z) if it gives one number a particle and observation, as log q does, else raise.
+
+    Any other shape would broadcast, and give weights that mean nothing.
+
+    Shapes: ``log_p, log_q (K, *batch)``, ``z (K, *batch, d)``.
+    """
+    wanted = z.shape[:-1] if isinstance(z, Tensor) else log_q.shape
+    if log_q.shape != wanted:
+        raise ShapeError(f"{_latents(z)} should get log q(z | x) of shape {tuple(wanted)}, not {tuple(log_q.shape)}.")
+    if not isinstance(log_p, Tensor) or log_p.shape != wanted:
+        shown = f"shape {tuple(log_p.shape)}" if isinstance(log_p, Tensor) else f"a {type(log_p).__name__}"
+        raise ShapeError(
+            f"log_joint returned {shown} for {_latents(z)}; it must return one number a particle and observation, "
+            f"shape {tuple(wanted)}: sum over the features and latents alone (dim=-1)."
         )
-    return log_w
+    return log_p
+
+
+def _latents(z: Latent) -> str:
+    return f"latents of shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"latents {type(z).__name__}"
 
 
 def check_count(k: int, *, name: str = "k") -> int:
-    """Return `k` if it is a positive whole number, else raise."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+    """Return `k` as an int if it is a positive whole number, numpy's too, else raise."""
+    try:
+        count = 0 if isinstance(k, bool) else operator.index(k)
+    except TypeError:
+        count = 0
+    if count < 1:
         raise SettingError(f"{name}={k!r} must be a whole number of at least 1.")
-    return k
+    return count
 
 
-def check_observations(x: Tensor, *, name: str = "x", constant_columns: bool = True) -> Tensor:
+def check_observations(x: Tensor, *, name: str = "x") -> Tensor:
     """Return observations `x` of shape ``(n, p)`` if they can be used, else raise `DataError` naming the trouble."""
     if not isinstance(x, Tensor):
         raise DataError(f"{name} is a {type(x).__name__}; pass a tensor (torch.as_tensor(...)).")
@@ -186,13 +223,53 @@ def check_observations(x: Tensor, *, name: str = "x", constant_columns: bool = T
     if x.is_floating_point() and not torch.isfinite(x).all():
         bad = int((~torch.isfinite(x)).sum())
         raise DataError(f"{name} holds {bad} non-finite values of {x.numel()}; remove or impute them first.")
-    if not constant_columns and x.shape[0] > 1:
-        flat = (x == x[:1]).all(0).reshape(-1)
-        if flat.any():
-            columns = flat.nonzero().flatten().tolist()
-            shown = ", ".join(map(str, columns[:5])) + (", ..." if len(columns) > 5 else "")
-            raise DataError(f"{name} has {len(columns)} constant columns ({shown}); they carry no signal: drop them.")
     return x
+
+
+def floating(x: Tensor) -> Tensor:
+    """`x` itself, or in the default floating-point type where it holds integers, as counts may. Shapes: as x."""
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def check_dtype(x: Tensor, module: object, *, name: str = "x") -> Tensor:
+    """Return `x` if it has the floating-point type of a module's parameters, else raise with the conversion.
+
+    Integers, and what is no module or has no parameter, pass: there is nothing to compare.
+    """
+    if not isinstance(module, torch.nn.Module) or not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    kinds = {t.dtype: None for t in module.parameters() if t.is_floating_point()}
+    if not kinds or x.dtype in kinds:
+        return x
+    wanted = next(iter(kinds))
+    how = {torch.float32: f"{name}.float()", torch.float64: f"{name}.double()"}.get(wanted, f"{name}.to({wanted})")
+    raise DataError(f"{name} is {x.dtype}, the parameters of {type(module).__name__} are {wanted}; pass {how}.")
+
+
+@contextmanager
+def evaluating(*parts: object) -> Iterator[None]:
+    """Modules in evaluation mode (no dropout, fixed batch statistics), and back in the modes they were in.
+
+    Each part is a module, a mapping, or an object that holds some in its attributes; what holds none is left alone.
+    Threads that share a module in training mode must not do this at the same time.
+    """
+    training = [m for part in parts for m in _modules(part) if m.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _modules(part: object) -> list[torch.nn.Module]:
+    if isinstance(part, torch.nn.Module):
+        return list(part.modules())
+    if isinstance(part, Mapping):
+        return [m for value in part.values() for m in _modules(value)]
+    held = getattr(part, "__dict__", {}).values()
+    return [m for value in held if isinstance(value, (torch.nn.Module, Mapping)) for m in _modules(value)]
 
 
 def map_latent(fn: Callable[[Tensor], Tensor], z: Latent) -> Latent:
@@ -222,6 +299,19 @@ def per_member(parameter: Tensor, event_dims: int) -> Tensor:
     ``(members, 1, *event)``, which lines up with a batch ``(members, n)``.
     """
     return parameter.unsqueeze(-event_dims - 1) if parameter.dim() > event_dims else parameter
+
+
+def saved_bytes(work: Callable[[], object]) -> int:
+    """Bytes that autograd keeps for what `work` computes, each piece of memory counted once."""
+    saved: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t.detach()  # kept with its graph, a saved output would keep itself alive
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        work()
+    return sum(saved.values())
 
 
 class Progress(Protocol):

@@ -77,15 +77,17 @@ def discoveries(prob: Tensor, level: float, *, ties: Tensor | None = None) -> Te
     """
     if not 0 <= level <= 1:
         raise SettingError(f"level={level} is no false discovery rate; it must lie in [0, 1].")
-    chosen = torch.zeros_like(prob, dtype=torch.bool)
-    chosen[ranking(prob, ties)[: int((expected_fdr(prob) <= level).sum())]] = True
-    return chosen
+    return q_values(prob, ties=ties) <= level
 
 
 def q_values(prob: Tensor, *, ties: Tensor | None = None) -> Tensor:
-    """The smallest posterior expected FDR at which each hypothesis is called. Shapes: ``(n,) -> (n,)``."""
-    out = torch.empty(len(prob), dtype=torch.float64, device=prob.device)
-    out[ranking(prob, ties)] = expected_fdr(prob)
+    """The smallest posterior expected FDR at which each hypothesis is called. Shapes: ``(n,) -> (n,)``.
+
+    Rounded to what sums of probabilities of this dtype hold, so that a rate of one tenth is at most a level of 0.1.
+    """
+    rate = expected_fdr(prob).round(decimals=12 if prob.dtype == torch.float64 else 6)
+    out = torch.empty_like(rate)
+    out[ranking(prob, ties)] = rate.flip(0).cummin(0).values.flip(0)
     return out
 
 

@@ -124,11 +124,15 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
 
     .. math:: \Bigl(\sum_j \frac{n_j}{n_j - 1} \sum_{k \in j} (e_k - \bar e_j)^2\Bigr)^{1/2}.
 
+    One draw shows no error: NaN.
+
     Shapes: ``f (K, *batch, *out), log_w (K, *batch), strata (K) -> (*batch, *out)``.
     """
     check_log_weights(log_w)
     _check_fits(f, log_w)
     f = f.to(torch.promote_types(f.dtype, log_w.dtype))
+    if len(f) == 1:
+        return torch.full_like(f[0], math.nan)
     weight = expand_trailing(log_normalise(log_w.double()).exp().to(f.dtype), f)
     error = (f - (weight * f).sum(0)) * weight
     if strata is not None:
@@ -137,15 +141,18 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
 
 
 def least_mcse(f: Tensor, ess: Tensor) -> Tensor:
-    """The least standard error to believe: 1 / (ESS + 2) for an indicator, else zero.
+    """The least standard error to believe: (b - a) / (ESS + 2) where f takes two values a and b alone, else zero.
 
     Where all draws of an indicator agree the delta method sees no error at all; by the rule of succession a probability
-    that n draws have never hit is still known to about 1 / (n + 2) only.
+    that n draws have never hit is still known to about 1 / (n + 2) only. Zeros alone, or ones alone, are taken for such
+    an indicator; of any other constant the value it might have had is not known.
 
     Shapes: ``f (K, *batch, *out), ess (*batch) -> (*batch, *out)``.
     """
-    indicator = ((f == 0) | (f == 1)).all(0)
-    return torch.where(indicator, 1 / (expand_trailing(ess, indicator) + 2), 0.0)
+    low, high = f.amin(0), f.amax(0)
+    span = torch.where(((f == 0) | (f == 1)).all(0), 1, high.to(ess) - low.to(ess))
+    two_valued = ((f == low) | (f == high)).all(0)
+    return torch.where(two_valued, span / (expand_trailing(ess, span) + 2), 0.0)
 
 
 class Verdict(IntEnum):
@@ -154,6 +161,15 @@ class Verdict(IntEnum):
     OK = 0
     CAUTION = 1
     REFUSE = 2
+
+    @classmethod
+    def names(cls, verdict: Tensor) -> list[str]:
+        """The name of each of many verdicts.
+
+        >>> Verdict.names(torch.tensor([0, 2]))
+        ['OK', 'REFUSE']
+        """
+        return [cls(v).name for v in verdict.flatten().tolist()]
 
 
 def verdict(khat: Tensor, ess: Tensor, k: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import Draws, SettingError, ShapeError, check_count, per_member
+from vaerdict.core import Draws, SettingError, ShapeError, check_count, floating, per_member
 from vaerdict.noise import Randomness, Source, as_source
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -133,8 +133,9 @@ class Elliptical:
         if self.df is None:
             return -0.5 * (square + d * _LOG_2PI) - self.root.log_det()
         df = per_member(self.df, 0)
-        constant = torch.lgamma(0.5 * (df + d)) - torch.lgamma(0.5 * df) - 0.5 * d * (df * math.pi).log()
-        return constant - self.root.log_det() - 0.5 * (df + d) * torch.log1p(square / df)
+        wide = df.double()  # large gamma functions cancel
+        constant = torch.lgamma(0.5 * (wide + d)) - torch.lgamma(0.5 * wide) - 0.5 * d * (wide * math.pi).log()
+        return constant.to(square.dtype) - self.root.log_det() - 0.5 * (df + d) * torch.log1p(square / df)
 
     def draw(self, x: Tensor | None, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation the distribution was made for."""
@@ -230,8 +231,7 @@ class StandardNormal:
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation of x ``(*batch, p)``."""
-        like = x if x.is_floating_point() else x.new_empty(0, dtype=torch.get_default_dtype())  # counts may be integers
-        z = as_source(generator).normal(check_count(k), x.shape[:-1], self.d, like=like)
+        z = as_source(generator).normal(check_count(k), x.shape[:-1], self.d, like=floating(x.new_empty(0)))
         return Draws(z, self.log_prob(z))
 
     def sample(

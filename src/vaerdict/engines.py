@@ -7,9 +7,10 @@ item is done by one thread, and what it draws comes from seeds of its own.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Engine(Protocol):
     def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
         """Each item's place and result, in the order they are finished; function, items and results must pickle.
 
-        An error in `fn` is raised once; what had not begun by then is dropped. Closing the iterator cancels the rest.
+        An error in `fn` is raised once; what had not begun by then is dropped, what had is first handed over. Closing
+        the iterator cancels the rest.
         """
         ...
 
@@ -84,15 +86,20 @@ class Threads:
             return
         waiting, running = iter(enumerate(items)), dict[Future[R], int]()
         work = partial(_as_here, torch.is_grad_enabled(), fn)
-        # threads ask for torch's number of threads when they start: they must find one
-        with one_thread(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        failure: BaseException | None = None
+        with _restored_default(), ThreadPoolExecutor(workers, initializer=_enter_thread) as pool:
             while True:
-                room = workers - len(running)
+                room = workers - len(running) if failure is None else 0
                 running |= {pool.submit(work, item): place for place, item in islice(waiting, room)}
                 if not running:
-                    return
+                    break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
+                    place, error = running.pop(future), future.exception()
+                    if error is None:
+                        yield place, future.result()
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 def started(engine: Engine | None) -> AbstractContextManager[None]:
@@ -148,20 +155,28 @@ class Ray:
         """Each item's place and result, in the order they are finished."""
         ray = _ray()
         with self._runtime(ray):
-            task = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_on_one_thread)
+            task = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_as_task)
             shared = ray.put(fn)  # sent to a machine once, however many of the items it does
             waiting = iter(enumerate(items))
             places: dict[Any, int] = {}
+            failure: Exception | None = None
             try:
                 while True:
-                    places |= {task.remote(shared, item): place for place, item in islice(waiting, self._room(places))}
+                    room = self._room(places) if failure is None else 0
+                    places |= {task.remote(shared, item): place for place, item in islice(waiting, room)}
                     if not places:
-                        return
+                        break
                     for ref in ray.wait(list(places))[0]:
-                        yield places.pop(ref), _result(ray, ref)
+                        place, result, error = places.pop(ref), *_outcome(ray, ref)
+                        if error is None:
+                            yield place, result
+                        elif failure is None:  # later errors are of tasks cancelled here
+                            failure = error
+                            _cancel(ray, places, force=False)
             finally:
-                for ref in places:
-                    ray.cancel(ref, force=True)
+                _cancel(ray, places, force=True)
+        if failure is not None:
+            raise failure
 
     def running(self) -> AbstractContextManager[None]:
         """The cluster, joined or started once for all maps inside."""
@@ -208,12 +223,20 @@ def _ray() -> Any:
         raise SettingError("the ray engine needs Ray; install it with `pip install 'vaerdict[ray]'`.") from error
 
 
-def _result(ray: Any, ref: Any) -> Any:
-    """What a task returned; the error it raised as `fn` raised it."""
+def _outcome(ray: Any, ref: Any) -> tuple[Any, Exception | None]:
+    """What a task returned, and the error instead if it raised one, as `fn` raised it."""
     try:
-        return ray.get(ref)
+        return ray.get(ref), None
     except ray.exceptions.RayTaskError as error:
-        raise (error.cause or error) from None
+        return None, error.cause or error
+    except ray.exceptions.RayError as error:
+        return None, error
+
+
+def _cancel(ray: Any, refs: Iterable[Any], *, force: bool) -> None:
+    """Drop tasks that have not begun; by force those that run, too, which otherwise do not hear of it."""
+    for ref in refs:
+        ray.cancel(ref, force=force)
 
 
 def _in_processes(fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
@@ -255,9 +278,29 @@ def _as_here(grad: bool, fn: Callable[[T], R], item: T) -> R:
         return fn(item)
 
 
-def _on_one_thread(fn: Callable[[T], R], item: T) -> R:
-    with one_thread():
-        return fn(item)
+def _as_task(fn: Callable[[T], R], item: T) -> R:
+    """On one thread, and to the end: Ray cancels a task that runs by an interrupt."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with one_thread():
+            return fn(item)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _enter_thread() -> None:
+    """One thread for its work; a new thread takes the process's default when first asked, so let that be before."""
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _restored_default() -> Iterator[None]:
+    """What `_enter_thread` sets is a default, too, for threads that start later; those of others find it as it was."""
+    try:
+        yield
+    finally:
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def _enter_worker() -> None:

@@ -27,7 +27,8 @@ def plugin(f: Tensor, log_w: Tensor) -> Estimate:
 
     def rule(f: Tensor, log_w: Tensor) -> Estimate:
         ess = diagnostics.ess(log_w)
-        mcse = f.std(0) / math.sqrt(f.shape[0]) if f.shape[0] > 1 else torch.full_like(f[0], torch.nan)
+        several = f.shape[0] > 1 and f.numel() > 0
+        mcse = f.std(0) / math.sqrt(f.shape[0]) if several else torch.full_like(f[0], torch.nan)
         mcse = torch.maximum(mcse, diagnostics.least_mcse(f, torch.full_like(ess, f.shape[0])))
         return Estimate(f.mean(0), mcse, ess, diagnostics.khat(log_w))
 
@@ -85,8 +86,8 @@ def _in_parts(rule: Callable[[Tensor, Tensor], Estimate], f: Tensor, log_w: Tens
     if bad:
         raise WeightError(f"{bad} of {f.numel()} values of f are not finite; f must be finite on every particle.")
     batch, out = log_w.shape[1:], f.shape[log_w.dim() :]
-    size = max(1, _PART // (log_w.shape[0] * math.prod(out)))
-    pairs = zip(f.reshape(len(f), -1, *out).split(size, 1), log_w.reshape(len(f), -1).split(size, 1), strict=True)
+    n, size = math.prod(batch), max(1, _PART // (log_w.shape[0] * max(1, math.prod(out))))
+    pairs = zip(f.reshape(len(f), n, *out).split(size, 1), log_w.reshape(len(f), n).split(size, 1), strict=True)
     parts = [rule(values.double(), weights.double()) for values, weights in pairs]
     value, mcse, ess, khat = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Estimate(value.reshape(*batch, *out), mcse.reshape(*batch, *out), ess.reshape(batch), khat.reshape(batch))
+    return Estimate(value.reshape(f.shape[1:]), mcse.reshape(f.shape[1:]), ess.reshape(batch), khat.reshape(batch))

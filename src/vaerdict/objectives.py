@@ -152,7 +152,7 @@ def _score_loss(coefficients: Tensor, log_q: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------- the legal pairs
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Loss:
     """A bound with a way to take its gradient in q: what to compute, and which parts of log_w must carry gradient."""
 
@@ -172,23 +172,34 @@ class Loss:
         """One loss an observation. Shapes: ``(K, *batch), (K, *batch) -> (*batch)``."""
         return self.fn(log_w, log_q)
 
+    def __repr__(self) -> str:
+        alpha = "" if self.alpha is None else f", alpha={self.alpha:g}"
+        return f"loss({self.bound!r}, {self.estimator!r}{alpha})"
 
-def _of_log_w(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda log_w, log_q: fn(log_w)
+
+@dataclass(frozen=True)
+class _OfWeights:
+    """A loss of the weights alone, called like those that need log q; a value, so that losses compare and pickle."""
+
+    fn: Callable[..., Tensor]
+    alpha: float | None = None
+
+    def __call__(self, log_w: Tensor, log_q: Tensor) -> Tensor:
+        return self.fn(log_w) if self.alpha is None else self.fn(log_w, self.alpha)
 
 
 _GRADIENT = {"pathwise": (True, True), "stl": (True, False), "dreg": (True, False), "score": (False, True)}
 
 _LOSSES: dict[tuple[str, str], Callable[[Tensor, Tensor], Tensor]] = {
-    ("elbo", "pathwise"): _of_log_w(elbo_loss),
-    ("elbo", "stl"): _of_log_w(elbo_loss),
-    ("iwelbo", "pathwise"): _of_log_w(iwelbo_loss),
-    ("iwelbo", "dreg"): _of_log_w(iwelbo_dreg_loss),
+    ("elbo", "pathwise"): _OfWeights(elbo_loss),
+    ("elbo", "stl"): _OfWeights(elbo_loss),
+    ("iwelbo", "pathwise"): _OfWeights(iwelbo_loss),
+    ("iwelbo", "dreg"): _OfWeights(iwelbo_dreg_loss),
     ("forward_kl", "score"): forward_kl_score_loss,
-    ("forward_kl", "dreg"): _of_log_w(forward_kl_dreg_loss),
-    ("cubo", "pathwise"): _of_log_w(cubo_loss),
+    ("forward_kl", "dreg"): _OfWeights(forward_kl_dreg_loss),
+    ("cubo", "pathwise"): _OfWeights(cubo_loss),
     ("cubo", "score"): cubo_score_loss,
-    ("cubo", "dreg"): _of_log_w(cubo_dreg_loss),
+    ("cubo", "dreg"): _OfWeights(cubo_dreg_loss),
 }
 
 _WHY_NOT = {
@@ -217,7 +228,7 @@ def loss(bound: str, estimator: str, *, alpha: float | None = None) -> Loss:
     if alpha is not None and estimator in ("pathwise", "dreg"):
         vr_iwelbo(torch.zeros(1), alpha)  # refuses an alpha out of range
         fn = vr_iwelbo_loss if estimator == "pathwise" else vr_iwelbo_dreg_loss
-        return Loss(bound, estimator, lambda log_w, log_q: fn(log_w, alpha), *_GRADIENT[estimator], alpha)
+        return Loss(bound, estimator, _OfWeights(fn, alpha), *_GRADIENT[estimator], alpha)
     if (bound, estimator) in _LOSSES:
         return Loss(bound, estimator, _LOSSES[bound, estimator], *_GRADIENT[estimator])
     if (bound, estimator) in _WHY_NOT:

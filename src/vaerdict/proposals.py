@@ -22,6 +22,7 @@ from vaerdict.core import (
     ShapeError,
     check_count,
     concat_latents,
+    floating,
     restricted,
 )
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
@@ -113,7 +114,7 @@ class Amortised(Trainable):
 
     def noise(self, x: Tensor, k: int, source: Source) -> Noise:
         """Base noise for k particles of each observation; needs no pass through the network."""
-        blank = x.new_zeros(()).expand(*x.shape[:-1], self.d)
+        blank = floating(x.new_zeros(())).expand(*x.shape[:-1], self.d)
         return Elliptical(blank, Diagonal(blank), self._df(blank)).noise(k, source)
 
     def _df(self, like: Tensor) -> Tensor | None:
@@ -168,21 +169,22 @@ class Student:
     def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Amortised:
         """A fresh proposal for observations like x with d latents."""
         encoder = _encoder(x, d, self.full, hidden, generator)
-        return Amortised(encoder, d, full=self.full, df=self.df, learn_df=self.learn_df).to(x)
+        return Amortised(encoder, d, full=self.full, df=self.df, learn_df=self.learn_df).to(floating(x[:1]))
 
 
 def _encoder(x: Tensor, d: int, full: bool, hidden: Sequence[int], generator: torch.Generator) -> MLP:
     n_out = d + d * (d + 1) // 2 if full else 2 * d
     center, spread = _center_and_spread(x)
-    return MLP(x.shape[-1], n_out, hidden, generator=generator, center=center, spread=spread).to(x)
+    return MLP(x.shape[-1], n_out, hidden, generator=generator, center=center, spread=spread).to(center)
 
 
 def _center_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
-    flat = x.reshape(-1, x.shape[-1])
-    flat = flat if flat.is_floating_point() else flat.to(torch.get_default_dtype())
+    flat = floating(x.reshape(-1, x.shape[-1]))
     spread = flat.std(0) if flat.shape[0] > 1 else torch.ones_like(flat[0])
-    # a column that is constant here may vary elsewhere: dividing by its spread would blow it up
-    return flat.mean(0), torch.where(spread > 1e-6, spread, 1)
+    # a column that is constant here may vary elsewhere: dividing by its spread, which rounding keeps off zero, would
+    # blow it up
+    low, high = flat.aminmax(dim=0)
+    return flat.mean(0), torch.where((spread > 1e-6) & (high > low), spread, 1)
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class OfCounts:
     def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Viewed:
         """A fresh proposal for counts like x with d latents."""
         n_genes = x.shape[-1] - self.n_batches
-        x = x if x.is_floating_point() else x.to(torch.get_default_dtype())  # counts may be integers
+        x = floating(x)
         view = LogNormalised(n_genes, x[..., :n_genes].sum(-1).double().median().to(x))
         return Viewed(view, self.family.make(view(x), d, hidden=hidden, generator=generator))
 
@@ -242,7 +244,7 @@ class SplineFlow:
             raise SettingError("spline flows need zuko; install it with `pip install vaerdict[flows]`.") from error
         with global_state_from(generator):
             flow = NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
-        return Flow(flow, d, *_center_and_spread(x)).to(x)
+        return Flow(flow, d, *_center_and_spread(x)).to(floating(x[:1]))
 
 
 class Flow(Trainable):
@@ -305,6 +307,11 @@ class Prior:
     """The model's prior as proposal: poor, but it covers everything; the defensive component of a mixture."""
 
     def __init__(self, prior: core.Prior) -> None:
+        if tuple(prior.event_shape) == () == tuple(getattr(prior, "batch_shape", (None,))):
+            raise ShapeError(
+                f"the prior {prior} is of a single number, without an axis for the latent; make it one of a vector: "
+                "Independent(Normal(torch.zeros(1), torch.ones(1)), 1)."
+            )
         self.prior = prior
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from vaerdict.core import (
     DivergenceError,
@@ -24,6 +23,7 @@ from vaerdict.core import (
     ShapeError,
     check_count,
     prepared,
+    saved_bytes,
     silent,
 )
 from vaerdict.distributions import Diagonal, Elliptical, Noise, Triangular
@@ -38,7 +38,7 @@ _CANDIDATES = 6  # a pure Newton step and five dampings, a decade apart
 _DAMPING, _LEAST_DAMPING = 1e-2, 1e-6  # relative to the stiffest direction
 _KINK = 0.5  # nats: within one standard deviation of where Newton points
 _FLAT = 1e-3  # of the prior's curvature: what a step takes a flat direction for
-_LEAST_PRIOR_CURVATURE = 1e-8
+_LONG = 1e8  # the ratio of variances up to which a Cholesky factor keeps half of its digits
 _LOST_DIGITS = 0.1  # twice the error of log q, in nats
 _START_DRAWS = 32
 _TEMPORARIES = 2  # peak memory over what autograd keeps, measured
@@ -105,7 +105,7 @@ def refine(
     """
     _check_positive(inflate=inflate, tolerance=tolerance, df=1.0 if df is None else df)
     check_count(n_steps, name="n_steps")
-    z = _location(start, x, generator)
+    z = location(start, x, generator)
     axis = _check_axis(x, z, axis)
     n_bad = int((~z.isfinite()).any(-1).sum())
     if n_bad:
@@ -173,10 +173,15 @@ class _Search(NamedTuple):
 
     def root(self) -> Tensor:
         """Lower-triangular root of the inverse curvature, floored by the prior's. Shapes: ``-> (*batch, d, d)``."""
-        half = self.basis * torch.maximum(self.curvature, self.floor).rsqrt().unsqueeze(-2)
-        # QR of a square root, unlike a Cholesky factor of its square, cannot fail and keeps all digits
-        upper = torch.linalg.qr(half.mT).R
-        return (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
+        stiffness = torch.maximum(self.curvature, self.floor)
+        half = self.basis * stiffness.rsqrt().unsqueeze(-2)
+        lower, failed = torch.linalg.cholesky_ex(half @ half.mT)
+        long = (failed != 0) | (stiffness.amax(-1) > _LONG * stiffness.amin(-1))
+        if long.any():
+            # QR of the square root keeps all digits and cannot fail, but on a GPU goes from matrix to matrix
+            upper = torch.linalg.qr(half[long].mT).R
+            lower[long] = (upper * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)).mT
+        return lower
 
 
 def _climb(model: Model, x: Tensor, z: Tensor, axis: int, n_steps: int, tolerance: float) -> _Search:
@@ -266,11 +271,11 @@ def _gradient(y: Tensor, z: Tensor, *, create_graph: bool = False) -> Tensor:
 def _prior_curvature(model: Model, z: Tensor) -> Tensor:
     """The least eigenvalue of the prior's negative Hessian at z, one where it has none: no curvature below is believed.
 
-    Shapes: ``(*batch, d) -> (*batch, 1)``.
+    However small it is, it sets a scale. Shapes: ``(*batch, d) -> (*batch, 1)``.
     """
     hessian = _derivatives(lambda t: model.prior.log_prob(t[None]), z)[2].double()
     least = torch.linalg.eigvalsh(-torch.where(hessian.isfinite(), hessian, 0))[..., :1]
-    return torch.where(least > _LEAST_PRIOR_CURVATURE, least, 1)
+    return torch.where(least > 0, least, 1)
 
 
 # ------------------------------------------------------------------------------------------- by gradient steps
@@ -412,8 +417,11 @@ def _log_joint(model: Model, x: Tensor) -> LogJoint:
     return partial(model.log_joint, prepared(model, x))
 
 
-def _location(start: Tensor | Proposal, x: Tensor, generator: Randomness | None) -> Tensor:
-    """Where to begin: the tensor itself, the location of what the proposal gives for x, or the mean of its draws."""
+def location(start: Tensor | Proposal, x: Tensor, generator: Randomness | None) -> Tensor:
+    """Where to begin: the tensor itself, the location of what the proposal gives for x, or the mean of its draws.
+
+    Shapes: ``x (*batch, p) -> (*batch, d)``.
+    """
     if isinstance(start, Tensor):
         return start.detach()
     with torch.no_grad():
@@ -457,19 +465,14 @@ def _chunks(model: Model, x: Tensor, z: Tensor, axis: int, max_bytes: int | None
 
 def _bytes_each(model: Model, x: Tensor, z: Tensor, axis: int) -> int:
     """What autograd keeps for one more entry along `axis`: two entries minus one, so that parameters do not count."""
-    one, two = (_bytes_kept(model, x.narrow(axis, 0, m), z.narrow(axis, 0, m)) for m in (1, min(2, z.shape[axis])))
+    parts = ((x.narrow(axis, 0, m), z.narrow(axis, 0, m)) for m in (1, min(2, z.shape[axis])))
+    one, two = (saved_bytes(partial(_try_gradient, model, *part)) for part in parts)
     return two - one
 
 
-def _bytes_kept(model: Model, x: Tensor, z: Tensor) -> int:
-    """Bytes that autograd keeps for a gradient that can be differentiated again, each piece of memory once."""
-    kept: dict[int, int] = {}
-
-    def count(t: Tensor) -> Tensor:
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t.detach()  # kept with its graph, a saved output would keep itself alive
-
-    with saved_tensors_hooks(count, lambda t: t), torch.enable_grad():
+def _try_gradient(model: Model, x: Tensor, z: Tensor) -> None:
+    """Take a gradient that can be differentiated again, as `_derivatives` will, or say why there is none."""
+    with torch.enable_grad():
         z = z.detach().requires_grad_()
         log_p = _log_joint(model, x)(z[None])
         if log_p.shape != (1, *z.shape[:-1]):
@@ -481,4 +484,3 @@ def _bytes_kept(model: Model, x: Tensor, z: Tensor) -> int:
         )
     if gradient[0] is None:
         raise SettingError("log_joint carries no gradient in z; write it in torch operations, with nothing detached.")
-    return sum(kept.values())

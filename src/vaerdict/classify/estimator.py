@@ -28,6 +28,7 @@ from vaerdict.classify.labels import (
 )
 from vaerdict.classify.storage import read, write
 from vaerdict.core import DataError, SettingError
+from vaerdict.diagnostics import Verdict
 from vaerdict.models.m1m2 import M1M2, Bernoulli, Gaussian, Recognition, recognition
 from vaerdict.procedure.classes import ClassPosterior
 from vaerdict.procedure.semisteps import SemiSteps, fit_semisteps
@@ -64,9 +65,10 @@ class Decisions(NamedTuple):
     """What to do with each row and what speaks for it.
 
     ``action`` is the class or the reject label, ``label`` the most probable class, ``score`` what rejection goes by
-    (above ``threshold``), ``prob`` p(c | x) given that c is a known class, ``free`` the probability that it is not. The
-    rest is the evidence of the corrected p(c | x), whichever estimate decides: its largest Monte-Carlo error over
-    classes, effective sample size, k-hat, `vaerdict.Verdict` and the rung that answered.
+    (above ``threshold``; infinite where the estimate that decides is refused), ``prob`` p(c | x) given that c is a
+    known class, ``free`` the probability that it is not. The rest is the evidence of the corrected p(c | x), whichever
+    estimate decides: its largest Monte-Carlo error over classes, effective sample size, k-hat, `vaerdict.Verdict` and
+    the rung that answered.
 
     Shapes: ``prob (n, classes)``, all others ``(n,)``.
     """
@@ -98,6 +100,12 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
     `vaerdict.selective.conformal_threshold` for the conditions). That is exact with one objective and the estimator
     named; otherwise the same held-out rows choose among a few first, which the guarantee does not count.
 
+    With `reject_refused` a row whose verdict is `REFUSE` scores infinity where the corrected estimate decides: Bayes'
+    rule trusts a probability, and nobody vouches for this one; more draws leave fewer of them. The plugin owes nothing
+    to the weights that were refused and is judged by held-out labels; where it decides, look at the verdicts. Refused
+    rows are the first to fill the share `alpha`; if more than that of the held-out ones are refused, none can be
+    rejected within it.
+
     A share `held_out` of the labels is kept out of training to choose by: between the recognition model's own p(c | x)
     (``estimator="plugin"``) and the importance-sampled one (``"corrected"``) by their log score, unless `estimator`
     names one; for the conformal threshold; and for `agreement_`. With fewer than 20 of them, or 100 labels in all at
@@ -126,6 +134,7 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         alpha: float | None = None,
         reject_by: str = "error",
         reject_label: Any = -1,
+        reject_refused: bool = True,
         estimator: str = "auto",
         objectives: Sequence[str] = ("VAE", "IWAE", "WW"),
         proposals: Sequence[str] = ("WW", "CHI"),
@@ -150,6 +159,7 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         self.alpha = alpha
         self.reject_by = reject_by
         self.reject_label = reject_label
+        self.reject_refused = reject_refused
         self.estimator = estimator
         self.objectives = objectives
         self.proposals = proposals
@@ -180,6 +190,7 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
             raise DataError(f"none of {len(y)} rows has a label; at least one must (-1 means unlabelled).")
         check_classification_targets(y[labelled])
         self.classes_, codes = np.unique(y[labelled], return_inverse=True)
+        self._check_classes(len(y) - len(labelled))
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.likelihood_ = self.likelihood if self.likelihood != "auto" else likelihood_of(X)
         split = hold_out(len(X), labelled, codes, self.held_out, np.random.RandomState(self.seed_))
@@ -218,6 +229,13 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
             raise SettingError(f"n_free={self.n_free} must not be negative.")
         if self.n_jobs == 0:
             raise SettingError("n_jobs=0 leaves no thread to work; use None for one, -1 for all.")
+
+    def _check_classes(self, n_unlabelled: int) -> None:
+        if len(self.classes_) + self.n_free < 2:
+            raise DataError(
+                f"labels name one class only, {self.classes_[0]}, and -1 means unlabelled ({n_unlabelled} rows); at "
+                "least two are needed: recode -1 and 1 as 0 and 1, or add a class that no label names by n_free=1."
+            )
 
     def _fit_steps(self, x: Tensor, split: Split) -> SemiSteps:
         rows = torch.as_tensor(split.train)
@@ -284,7 +302,8 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         if self.estimator == "auto":
             self.estimator_ = max(ESTIMATORS, key=lambda name: self.log_scores_[name])
         if self.alpha is not None:
-            self.threshold_ = selective.conformal_threshold(self._score(prob[self.estimator_]), self.alpha)
+            score = self._score(prob[self.estimator_], corrected.verdict)
+            self.threshold_ = selective.conformal_threshold(score, self.alpha)
 
     # -------------------------------------------------------------------------------------------- answering
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -305,7 +324,7 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         with threads(self.n_jobs):
             corrected = self._corrected(x)
             prob = self._plugin(x) if self.estimator_ == "plugin" else corrected.prob
-        given, score = self._among_known(prob).numpy(), self._score(prob).numpy()
+        given, score = self._among_known(prob).numpy(), self._score(prob, corrected.verdict).numpy()
         label = self.classes_[given.argmax(1)]
         return Decisions(
             action=with_rejects(label, score > self.threshold_, self.reject_label),
@@ -334,12 +353,15 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
     def _among_known(self, prob: Tensor) -> Tensor:
         return selective.among_known(prob, self._free)
 
-    def _score(self, prob: Tensor) -> Tensor:
+    def _score(self, prob: Tensor, verdict: Tensor) -> Tensor:
         if self.reject_by == "entropy":
-            return selective.entropy(prob)
-        if self.reject_by == "free":
-            return selective.free_class(prob, self._free)
-        return 1 - prob[:, : len(self.classes_)].amax(-1)
+            score = selective.entropy(prob)
+        elif self.reject_by == "free":
+            score = selective.free_class(prob, self._free)
+        else:
+            score = 1 - prob[:, : len(self.classes_)].amax(-1)
+        refused = (verdict == Verdict.REFUSE) & (self.reject_refused and self.estimator_ == "corrected")
+        return torch.where(refused, torch.inf, score)
 
     def _checked(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -363,6 +385,9 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         return write(self, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path) -> SelectiveClassifier:
-        """The classifier that `save` wrote; reads numbers and strings, runs no code from the file."""
-        return read(cls, Path(path))
+    def load(cls, path: str | Path, *, device: str | None = None) -> SelectiveClassifier:
+        """The classifier that `save` wrote; reads numbers and strings, runs no code from the file.
+
+        It works on `device`, by default the one it was fitted on; on the CPU where that was a GPU and there is none.
+        """
+        return read(cls, Path(path), device)

@@ -15,6 +15,7 @@ FEWEST_HELD_OUT = 20
 """Labels below which nothing is held out: they would decide by chance."""
 
 _MOST_VALID = 200  # rows on which evidence is measured
+_ROUNDING = 4  # last digits by which a constant that was computed may differ
 
 
 def unlabelled(y: np.ndarray) -> np.ndarray:
@@ -65,15 +66,21 @@ def likelihood_of(X: np.ndarray) -> str:
 def check_range(X: np.ndarray, likelihood: str) -> None:
     """Refuse Bernoulli features outside [0, 1]."""
     if likelihood == "bernoulli" and len(X) and not (X.min() >= 0 and X.max() <= 1):
-        raise DataError(f"features reach from {X.min():g} to {X.max():g}; Bernoulli ones must lie in [0, 1].")
+        raise DataError(
+            f"features reach from {X.min():g} to {X.max():g}; Bernoulli ones must lie in [0, 1]: "
+            'clip them, or fit with likelihood="gaussian".'
+        )
 
 
 def scaling(X: np.ndarray, likelihood: str) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and spread to standardise by: none for Bernoulli, and no spread of a constant feature."""
+    """Centre and spread to standardise by: none for Bernoulli, and no spread of a constant feature.
+
+    A feature is constant where its values differ by rounding alone; the standard deviation of these is not quite zero.
+    """
     if likelihood == "bernoulli":
         return np.zeros(X.shape[1]), np.ones(X.shape[1])
-    spread = X.std(0)
-    return X.mean(0), np.where(spread > 0, spread, 1.0)
+    spread, varies = X.std(0), np.ptp(X, 0) > _ROUNDING * np.finfo(X.dtype).eps * np.abs(X).max(0)
+    return X.mean(0), np.where(varies & (spread > 0), spread, 1.0)
 
 
 def with_rejects(label: np.ndarray, rejected: np.ndarray, reject_label: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from vaerdict.agreement import Agreement, Bin
 from vaerdict.core import SettingError
 from vaerdict.noise import seeded
 from vaerdict.procedure.semisteps import ClassScore, SemiSteps
-from vaerdict.training.checkpoint import read_checkpoint, save_checkpoint
+from vaerdict.training.checkpoint import file_of, read_checkpoint, save_checkpoint
+
+log = logging.getLogger(__name__)
 
 _FORMAT = "vaerdict selective classifier 1"
 _PLAIN = ("seed_", "likelihood_", "n_held_out_", "estimator_", "log_scores_", "threshold_", "n_features_in_")
@@ -41,15 +44,19 @@ def write(classifier: Any, path: Path) -> Path:
         save_checkpoint(path, tensors, notes)
     except TypeError as error:
         raise SettingError(f"only numbers and strings can be saved as classes or parameters ({error}).") from error
-    return path.with_suffix(".safetensors")
+    return file_of(path)
 
 
-def read(kind: Any, path: Path) -> Any:
-    """A classifier of class `kind` from the file that `write` made."""
+def read(kind: Any, path: Path, device: str | None = None) -> Any:
+    """A classifier of class `kind` from the file that `write` made, on `device`, by default the one it was fitted on.
+
+    What was fitted on a GPU is read onto the CPU where there is none.
+    """
     tensors, notes = read_checkpoint(path)
     if notes.get("format") != _FORMAT:
         raise SettingError(f"{path} holds {notes.get('format')!r}, not {_FORMAT!r}; was it written by `save`?")
     out = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in notes["parameters"].items()})
+    out.device = _at_hand(out.device) if device is None else device
     for name, value in notes["fitted"].items():
         setattr(out, name, value)
     out.classes_ = np.array(notes["classes"]["values"], dtype=notes["classes"]["kind"])
@@ -65,6 +72,13 @@ def read(kind: Any, path: Path) -> Any:
         module.double().load_state_dict(own)
         module.eval().to(out.device)
     return out
+
+
+def _at_hand(device: str) -> str:
+    if torch.device(device).type != "cuda" or torch.cuda.is_available():
+        return device
+    log.warning("the classifier was fitted on %s, which is not here; it is read onto the cpu", device)
+    return "cpu"
 
 
 def _modules(steps: SemiSteps) -> dict[str, nn.Module]:

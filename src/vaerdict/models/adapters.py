@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
-from vaerdict.core import DataError, Draws, SettingError, ShapeError
+from vaerdict.core import DataError, Draws, SettingError, ShapeError, floating
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.likelihoods import CountLikelihood, CountParameters, NegativeBinomial, Poisson, ZeroInflated
+from vaerdict.models.counts import fixed_part
 from vaerdict.noise import Randomness
 
 _EPS = 1e-8  # added by scvi-tools to every mean before its logarithm: part of the fitted model
@@ -118,6 +119,10 @@ class ScviModel(nn.Module):
         """
         return self._source.rows(adata, indices).to(next(self.module.parameters()))
 
+    def batches(self, adata: Any = None) -> np.ndarray | None:
+        """The registered batch of every cell, by name; None where the model has one only. Shapes: ``-> (cells,)``."""
+        return self._source.batches(adata) if "batch" in self.columns else None
+
     def prepare(self, x: Tensor) -> PreparedCells:
         """Everything about x that does not move with z. Shapes: ``x (*batch, genes + covariates)``."""
         cells = _split(x, self.columns)
@@ -129,10 +134,8 @@ class ScviModel(nn.Module):
         # the dispersion is of the gene, perhaps in the cell's batch or label: any z shows it
         at = self.conditional(cells, cells.counts.new_zeros(1, *x.shape[:-1], self.prior.d))
         log_r = None if at.log_dispersion is None else at.log_dispersion[0]
-        # differences of large gamma functions: single precision would lose hundredths of a nat
-        wide = CountParameters(at.log_mean, None if log_r is None else log_r.double())
-        fixed = self.likelihood.fixed(cells.counts.double(), wide)
-        return cells._replace(log_dispersion=log_r, fixed=fixed.to(cells.counts))
+        fixed = fixed_part(self.likelihood, cells.counts, CountParameters(at.log_mean, log_r))
+        return cells._replace(log_dispersion=log_r, fixed=fixed)
 
     def log_joint(self, x: Tensor | PreparedCells, z: Tensor) -> Tensor:
         """Log p(x, z). Shapes: ``(*batch, genes + covariates), (K, *batch, d) -> (K, *batch)``."""
@@ -234,9 +237,16 @@ class _Registered:
         return self
 
     def rows(self, adata: Any, indices: Any) -> Tensor:
-        adata = self.model._validate_anndata(adata)
-        manager = self.model.get_anndata_manager(adata, required=True)
+        manager = self._manager(adata)
         return torch.cat([_field(manager, key, indices) for key in self.columns], -1)
+
+    def batches(self, adata: Any) -> np.ndarray:
+        manager = self._manager(adata)
+        names = [str(name) for name in manager.get_state_registry("batch").categorical_mapping]
+        return np.array(names, dtype=object)[_field(manager, "batch", None).long().flatten().numpy()]
+
+    def _manager(self, adata: Any) -> Any:
+        return self.model.get_anndata_manager(self.model._validate_anndata(adata), required=True)
 
 
 def _fields(model: Any, module: Any) -> list[str]:
@@ -262,7 +272,7 @@ def _split(x: Tensor, columns: Mapping[str, int]) -> PreparedCells:
     if x.shape[-1] != sum(columns.values()):
         wanted = ", ".join(f"{width} of {key}" for key, width in columns.items())
         raise ShapeError(f"x has {x.shape[-1]} columns, the model takes {wanted}; `observations()` makes such rows.")
-    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())  # counts may be integers
+    x = floating(x)
     counts, *rest = x.split(list(columns.values()), -1)
     names = [_ARGUMENTS[key] for key in list(columns)[1:]]
     given = {name: t.long() if name in _CATEGORICAL else t for name, t in zip(names, rest, strict=True)}

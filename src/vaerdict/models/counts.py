@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vaerdict.core import DataError, ShapeError, log_mean_exp, per_member
+from vaerdict.core import DataError, ShapeError, floating, log_mean_exp, per_member
 from vaerdict.distributions import StandardNormal
 from vaerdict.likelihoods import CountLikelihood, CountParameters, NegativeBinomial
 from vaerdict.networks import MLP, Activation, Linear
@@ -56,7 +56,6 @@ class CountModel(nn.Module):
     """
 
     stackable = True
-    constant_columns = True  # a gene that is never seen, or a single batch, does no harm
     rates: ClassVar[Mapping[str, float]] = {"log_dispersion": 10.0, "zero_logit": 10.0, "library_shift": 10.0}
     """Learning rates relative to the decoder's: at its own they would hardly leave their start."""
 
@@ -89,7 +88,7 @@ class CountModel(nn.Module):
         The activation is smooth because the posterior is then: proposals refined to its curvature had an effective
         sample size of 57 to 77 % of the draws where ReLU's kinks left 18 to 39 %, at the same evidence.
         """
-        x = _floating(x)
+        x = floating(x)
         likelihood = likelihood or NegativeBinomial()
         n_genes = x.shape[-1] - n_batches
         n_out = 2 * n_genes if likelihood.per_cell else n_genes
@@ -110,7 +109,7 @@ class CountModel(nn.Module):
                 f"x has {x.shape[-1]} columns, the model {self.n_genes} genes and {self.n_batches} batches; "
                 "pass the columns it was made for."
             )
-        counts, batch = _floating(x).tensor_split([self.n_genes], -1)
+        counts, batch = floating(x).tensor_split([self.n_genes], -1)
         library = counts.sum(-1, keepdim=True)
         # while a CUDA graph is recorded nothing can be asked; the batch it is recorded with was looked at before
         recording = library.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -121,7 +120,7 @@ class CountModel(nn.Module):
             log_library = log_library + per_member(self.library_shift, 1)
         zero_logit = None if self.zero_logit is None else per_member(self.zero_logit, 1)
         at = CountParameters(log_library, self._log_dispersion(), zero_logit)
-        return PreparedCounts(counts, log_library, batch, zero_logit, self.likelihood.fixed(counts, at))
+        return PreparedCounts(counts, log_library, batch, zero_logit, fixed_part(self.likelihood, counts, at))
 
     def log_joint(self, x: Tensor | PreparedCounts, z: Tensor) -> Tensor:
         """Log p(x, z), given the library size. Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
@@ -182,9 +181,13 @@ class CountModel(nn.Module):
                 parameter.copy_(getattr(found, name))
 
 
-def _floating(x: Tensor) -> Tensor:
-    """Counts may be integers, parameters may not."""
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+def fixed_part(likelihood: CountLikelihood, counts: Tensor, at: CountParameters) -> Tensor:
+    """``likelihood.fixed`` in double precision: differences of large gamma functions would lose tenths of a nat.
+
+    Shapes: ``(*batch, genes) -> (*batch)``, of the dtype of `counts`.
+    """
+    wide = CountParameters(at.log_mean, *(None if t is None else t.double() for t in at[1:]))
+    return likelihood.fixed(counts.double(), wide).to(counts.dtype)
 
 
 class Moments(NamedTuple):

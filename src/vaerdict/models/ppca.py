@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vaerdict.core import SettingError, ShapeError, per_member
 from vaerdict.distributions import Elliptical, StandardNormal, Triangular
 from vaerdict.networks import linear
+from vaerdict.noise import as_source
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -82,11 +83,15 @@ class LinearGaussian(nn.Module):
         return Elliptical(loc, Triangular(tril.expand(*loc.shape, self.d)))
 
     def log_evidence(self, x: Tensor) -> Tensor:
-        """Exact log p(x). Shapes: ``(*batch, p) -> (*batch)``."""
-        covariance = self.loading @ self.loading.mT + torch.diag_embed(self.noise_sd.square())
-        root = Triangular(per_member(torch.linalg.cholesky(covariance), 2))
-        square = root.square_norm(self._centred(x)[None])[0]
-        return -0.5 * (square + x.shape[-1] * _LOG_2PI) - root.log_det()
+        """Exact log p(x). Shapes: ``(*batch, p) -> (*batch)``.
+
+        In double precision, as the posterior: with little noise the covariance of x is almost singular.
+        """
+        loading, variance = self.loading.double(), self.noise_sd.double().square()
+        root = Triangular(per_member(torch.linalg.cholesky(loading @ loading.mT + torch.diag_embed(variance)), 2))
+        centred = self._centred(x)
+        square = root.square_norm(centred.double()[None])[0]
+        return (-0.5 * (square + x.shape[-1] * _LOG_2PI) - root.log_det()).to(centred.dtype)
 
     def tail_probability(self, x: Tensor, nu: Tensor) -> Tensor:
         """Exact P(z_1 >= nu | x). Shapes: ``(*batch, p), (T,) -> (*batch, T)``."""
@@ -104,11 +109,11 @@ class LinearGaussian(nn.Module):
 
     @torch.no_grad()
     def simulate(self, n: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw n pairs (x, z) from the model. Shapes: ``-> (n, p), (n, d)``."""
-        like = self.noise_sd
-        z = torch.randn(n, self.d, generator=generator, dtype=like.dtype)
-        eps = torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype)
-        return self.center + linear(z, self.loading) + self.noise_sd * eps, z
+        """Draw n pairs (x, z) from the model, on its device. Shapes: ``-> (n, p), (n, d)``."""
+        source, sd = as_source(generator), self.noise_sd
+        z = source.normal(n, (), self.d, like=sd)
+        eps = source.normal(n, (), sd.shape[-1], like=sd)
+        return self.center + linear(z, self.loading) + sd * eps, z
 
 
 class PPCA(LinearGaussian):
@@ -127,7 +132,7 @@ class PPCA(LinearGaussian):
             raise SettingError(f"noise_scale has minimum {scale.min().item():g}; it must be positive and finite.")
         self.weight = nn.Buffer(weight.detach().clone())
         self.mean = nn.Buffer(_mean(mean, weight))
-        self.log_noise = nn.Parameter(scale.log())
+        self.log_noise = nn.Parameter(scale.log().to(weight.device))
 
     @property
     def loading(self) -> Tensor:
@@ -156,7 +161,7 @@ class LambdaPPCA(LinearGaussian):
             raise SettingError(f"lam={lam} must lie in (-1, 1): the noise variance is 1/(1 - lam^2).")
         self.base = nn.Buffer(base.detach().clone())
         self.mean = nn.Buffer(_mean(mean, base))
-        self.raw = nn.Parameter(torch.atanh(torch.tensor(lam, dtype=base.dtype)))
+        self.raw = nn.Parameter(torch.atanh(torch.tensor(lam, dtype=base.dtype)).to(base.device))
 
     @property
     def lam(self) -> Tensor:
@@ -183,7 +188,7 @@ class LambdaPPCA(LinearGaussian):
 
 def _mean(mean: Tensor | None, weight: Tensor) -> Tensor:
     if mean is None:
-        return torch.zeros(weight.shape[0], dtype=weight.dtype)
+        return weight.new_zeros(weight.shape[0])
     if mean.shape != weight.shape[:1]:
         raise ShapeError(
             f"mean has shape {tuple(mean.shape)}; expected one value for each of {weight.shape[0]} features."

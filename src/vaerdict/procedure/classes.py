@@ -66,7 +66,7 @@ def plugin_classes(q: Recognition, x: Tensor, k: int, *, generator: Randomness) 
     Shapes: ``(n, p) -> (n, classes)``.
     """
     parts = []
-    for part in x.split(part_size(x, check_count(k), q.n_classes)):
+    for part in x.split(part_size(x, k, q.n_classes)):
         z = q.z_given(part).draw(None, k, generator=generator).z
         parts.append(q.log_class(z).double().exp().mean(0))
     return torch.cat(parts)
@@ -93,7 +93,7 @@ def refined(model: M1M2, start: Recognition, *, improve: bool, generator: Random
     def make(x: Tensor) -> Mixture:
         with torch.no_grad():
             loc = ClassProposal(start).locate(x)
-        room = _ROOM[x.device.type]
+        room = _ROOM.get(x.device.type, _ROOM["cpu"])
         local: Elliptical = refine(view, x, loc, axis=1, inflate=1.0 if improve else 1.1, max_bytes=room).distribution
         if improve:
             local = refine_elbo(view, x, local, axis=1, generator=generator, max_bytes=room).distribution
@@ -173,7 +173,7 @@ def joined(parts: Sequence[ClassPosterior]) -> ClassPosterior:
 
 def part_size(x: Tensor, k: int, n_classes: int) -> int:
     """How many observations are worked on at a time with k particles for each of their classes."""
-    return max(1, _PART[x.device.type] // (k * n_classes * x.shape[-1]))
+    return max(1, _PART.get(x.device.type, _PART["cpu"]) // (check_count(k) * n_classes * x.shape[-1]))
 
 
 def _replaced(old: ClassPosterior, index: Tensor, new: ClassPosterior) -> ClassPosterior:

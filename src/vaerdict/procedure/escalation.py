@@ -20,27 +20,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vaerdict import diagnostics, estimators
 from vaerdict.core import (
-    Latent,
     Model,
     Progress,
     Proposal,
     SettingError,
-    log_mean_exp,
+    ShapeError,
+    evaluating,
     restricted,
     silent,
 )
-from vaerdict.diagnostics import Verdict
-from vaerdict.noise import Randomness
+from vaerdict.diagnostics import MAX_KHAT, Verdict
+from vaerdict.noise import Randomness, seeded
+from vaerdict.procedure.judging import Judgement, Particles, Query, judge
 from vaerdict.procedure.weighing import weigh
 from vaerdict.proposals import Mixture, Prior, defensive
-from vaerdict.refinement import refine, refine_elbo
+from vaerdict.refinement import location, refine, refine_elbo
 from vaerdict.samplers import smc
 
 PLUGIN, PSIS, MIS, REFINED, IMPROVED, SMC = RUNGS = ("plugin", "PSIS", "MIS", "REFINED", "IMPROVED", "SMC")
@@ -50,50 +49,8 @@ _SHAPED = 0.3  # and below which a posterior is not shaped as its own curvature 
 _ISLANDS = 16
 _FEWEST = 64  # every scout and every island needs draws of its own
 _SLACK = 0.02  # nats of evidence, hence a share of the posterior, that may be missing
-_SURE = 2.0  # standard errors of either side before evidence counts as different
-_MARKOV = math.log(100)  # P(estimate > 100 x evidence) <= 1/100 however heavy the tail of the weights
+_UNTRIED = "nothing was tried"
 _SCOUTS = 16  # starts from the prior: a mode that catches half of them is missed by all once in 65,536 times
-
-Query = Callable[[Latent], Tensor]
-
-
-class Particles(NamedTuple):
-    """What a rung found: particles, log-weights, and what each observation paid in model evaluations.
-
-    `islands` is the number of independent groups the particles fall in (particle i in group i modulo that number), 0
-    where all are independent. Shapes: ``z (n, m, d)``, ``log_w (n, m)``, ``cost (m,)``.
-    """
-
-    z: Tensor
-    log_w: Tensor
-    cost: Tensor
-    islands: int = 0
-
-
-class Judgement(NamedTuple):
-    """How good a rung's answer is, one entry an observation.
-
-    ``verdict`` and ``khat`` are those of the query times the weights; ``sound`` says whether the weights alone, and
-    with them the error of the evidence, can be trusted.
-    """
-
-    verdict: Tensor
-    khat: Tensor
-    ess: Tensor
-    mcse: Tensor
-    log_evidence: Tensor
-    error: Tensor
-    sound: Tensor
-
-    @property
-    def surely(self) -> Tensor:
-        """Evidence that is there at least: two standard errors down where these can be trusted, else by Markov."""
-        return self.log_evidence - torch.where(self.sound, _SURE * self.error, _MARKOV)
-
-    @property
-    def at_most(self) -> Tensor:
-        """Evidence these draws could still be made to agree with."""
-        return self.log_evidence + _SURE * self.error
 
 
 @dataclass
@@ -102,6 +59,7 @@ class Escalation:
 
     Cost counts draws that were weighed and gradients, one each; the trial points of line searches and the draws that
     compare two refined proposals come on top. ``mcse`` and ``khat`` are the worst over the outputs of the query.
+    Where no rung gave usable weights, ``rung`` is empty and the particles are NaN.
     """
 
     rung: list[str]
@@ -144,11 +102,13 @@ def climb(
     if n < _FEWEST:
         raise SettingError(f"n={n} draws are too few to escalate with; use {_FEWEST} or more.")
     ladder = _Ladder(model, x, proposals, n, query, tolerance, budget, generator)
-    for number, (name, rung, expected_cost) in enumerate(ladder.rungs()):
-        active = ladder.climbing(name, expected_cost)
-        if len(active):
-            ladder.settle(active, name, rung(active))
-        progress(number + 1, ladder.n_rungs, f"{name}: {len(active)} observations")
+    with evaluating(model, proposals):
+        _check_model(model, x)
+        for number, (name, rung, expected_cost) in enumerate(ladder.rungs()):
+            active = ladder.climbing(name, expected_cost)
+            if len(active):
+                ladder.settle(active, name, rung(active))
+            progress(number + 1, ladder.n_rungs, f"{name}: {len(active)} observations")
     return ladder.finish()
 
 
@@ -173,7 +133,7 @@ class _Ladder:
         m = x.shape[0]
         self.record = Escalation(
             [""] * m,
-            ["nothing was tried"] * m,
+            [_UNTRIED] * m,
             torch.full((m,), int(Verdict.REFUSE)),
             torch.zeros(m),
             torch.full((m,), torch.inf),
@@ -217,7 +177,23 @@ class _Ladder:
 
     def settle(self, active: Tensor, name: str, found: Particles) -> None:
         """Judge a rung's answers, keep those better than what there was, and close the observations that are done."""
-        judged = _judge(found, self.query)
+        if self.z is None or self.log_w is None:
+            self.z = found.z.new_full((self.n, self.x.shape[0], found.z.shape[-1]), torch.nan)
+            self.log_w = found.log_w.new_zeros(self.n, self.x.shape[0])
+        self.record.cost[active] += found.cost.to(self.record.cost)
+        usable = found.usable
+        self._fail(active[~usable], name)
+        if usable.any():
+            self._settle(active[usable], name, found.select(usable))
+
+    def _fail(self, failed: Tensor, name: str) -> None:
+        what = "did not reach the posterior" if name == SMC else "gave no usable weights"
+        for i in failed.tolist():
+            before = self.record.reason[i]
+            self.record.reason[i] = f"{name} {what}" if before == _UNTRIED else f"{before}; {name} {what}"
+
+    def _settle(self, active: Tensor, name: str, found: Particles) -> None:
+        judged = judge(found, self.query)
         self.bar[active] = torch.maximum(self.bar[active], judged.surely)
         missed = judged.at_most + _SLACK < self.bar[active]
         done = (judged.verdict == Verdict.OK) & (judged.mcse <= self.tolerance) & ~missed
@@ -228,7 +204,6 @@ class _Ladder:
         better = done | lower | torch.isinf(self.record.mcse[active])
         self.missed[active[better]] = missed[better]
         self._keep(active, found, judged, name, better, missed, done)
-        self.record.cost[active] += found.cost.to(self.record.cost)
         self.accepted[active] = done
 
     def _keep(
@@ -241,9 +216,8 @@ class _Ladder:
         missed: Tensor,
         done: Tensor,
     ) -> None:
-        if self.z is None or self.log_w is None:
-            self.z = found.z.new_zeros(self.n, self.x.shape[0], found.z.shape[-1])
-            self.log_w = found.log_w.new_zeros(self.n, self.x.shape[0])
+        assert self.z is not None
+        assert self.log_w is not None
         where = active[better]
         self.z[:, where] = found.z[:, better].to(self.z)
         self.log_w[:, where] = found.log_w[:, better].to(self.log_w)
@@ -269,7 +243,7 @@ class _Ladder:
             return f"{name}: {assessed}Monte-Carlo error {mcse:.2g} within {self.tolerance:g}"
         if missed:
             return f"{name} misses posterior mass that other draws have found"
-        if judged.verdict[j] != Verdict.OK and name == SMC:
+        if judged.verdict[j] != Verdict.OK and name == SMC and not khat > MAX_KHAT:
             return f"{name}: groups of particles that never met disagree on the evidence; more draws may settle it"
         if judged.verdict[j] != Verdict.OK:
             return f"{name}: k-hat {khat:.2f} with ESS {judged.ess[j].item():.0f} of {self.n} draws is not reliable"
@@ -279,7 +253,7 @@ class _Ladder:
         return f"{name}: Monte-Carlo error {mcse:.2g} exceeds {self.tolerance:g}; about {more} times the draws would do"
 
     def _weigh(self, q: Proposal, active: Tensor, extra: Tensor | float = 0.0) -> Particles:
-        z, log_w = weigh(self.model, self.x[active], q, self.n, generator=self.generator)
+        z, log_w = weigh(self.model, self.x[active], q, self.n, strict=False, generator=self.generator)
         return Particles(z, log_w, torch.full((len(active),), float(self.n)) + extra)
 
     def _first(self, active: Tensor) -> Particles:
@@ -287,7 +261,9 @@ class _Ladder:
         components, cost = self._scouts(active)
         shares = {name: (0.5 if name in self.proposals else 1.0) for name in components}
         check = self._weigh(Mixture(components, shares), active)
-        self.bar[active] = torch.maximum(self.bar[active], _judge(check, None).surely)
+        seen = check.usable
+        if seen.any():
+            self.bar[active[seen]] = self.bar[active[seen]].maximum(judge(check.select(seen), None).surely)
         first = next(iter(self._proposals(active).values()))
         return self._weigh(first, active, extra=cost + self.n)
 
@@ -306,12 +282,17 @@ class _Ladder:
         better = refine_elbo(self.model, x, local.distribution, generator=self.generator)
         return self._around(active, IMPROVED, better.distribution, local.n_gradients.cpu() + better.n_gradients)
 
-    def _start(self, active: Tensor) -> Proposal | Tensor:
-        """Where refinement sets out from: the first proposal, or else the middle of the prior's draws."""
+    def _start(self, active: Tensor) -> Tensor:
+        """Where refinement sets out from: where the first proposal is, or else the middle of the prior's draws."""
         first = next(iter(self._proposals(active).values()), None)
-        if first is not None:
-            return first
-        return Prior(self.model.prior).draw(self.x[active], 64, generator=self.generator).z.mean(0)
+        if first is None:
+            return self._of_prior(active, 64).mean(0)
+        start = location(first, self.x[active], self.generator)
+        lost = ~start.isfinite().all(-1, keepdim=True)
+        return torch.where(lost, self._of_prior(active, 64).mean(0), start) if lost.any() else start
+
+    def _of_prior(self, active: Tensor, k: int) -> Tensor:
+        return Prior(self.model.prior).draw(self.x[active], k, generator=self.generator).z
 
     def _around(self, active: Tensor, name: str, local: Proposal, cost: Tensor) -> Particles:
         components, scouting = self._scouts(active)
@@ -322,8 +303,7 @@ class _Ladder:
     def _scouts(self, active: Tensor) -> tuple[dict[str, Proposal], Tensor]:
         """Every proposal, the prior, and local ones at the modes uphill of draws from the prior; the cost of these."""
         x, prior = self.x[active], Prior(self.model.prior)
-        starts = prior.draw(x, _SCOUTS, generator=self.generator).z
-        found = refine(self.model, x.expand(_SCOUTS, *x.shape), starts, axis=1)
+        found = refine(self.model, x.expand(_SCOUTS, *x.shape), self._of_prior(active, _SCOUTS), axis=1)
         local: dict[str, Proposal] = {f"SCOUT-{j}": found.distribution.at(j) for j in range(_SCOUTS)}
         return {**local, **self._proposals(active), "PRIOR": prior}, found.n_gradients.sum(0).cpu()
 
@@ -334,7 +314,15 @@ class _Ladder:
     def _smc(self, active: Tensor) -> Particles:
         n = _ISLANDS * math.ceil(self.n / _ISLANDS)
         prior = Prior(self.model.prior)
-        found = smc(self.model, self.x[active], prior, n_particles=n, n_islands=_ISLANDS, generator=self.generator)
+        found = smc(
+            self.model,
+            self.x[active],
+            prior,
+            n_particles=n,
+            n_islands=_ISLANDS,
+            strict=False,
+            generator=self.generator,
+        )
         return Particles(found.z[: self.n], found.log_w[: self.n], found.n_gradients.double().cpu(), _ISLANDS)
 
     def finish(self) -> tuple[Tensor, Tensor, Escalation]:
@@ -348,66 +336,11 @@ class _Ladder:
         return self.z, self.log_w, self.record
 
 
-def _judge(found: Particles, query: Query | None) -> Judgement:
-    values = _standardised(found) if query is None else query(found.z)
-    if found.islands:
-        return _judge_islands(found, values)
-    smoothed, own = diagnostics.psis(found.log_w)
-    ess, n = diagnostics.ess(found.log_w), found.log_w.shape[0]
-    khat = _worst_khat(values, found.log_w)
-    # smoothed weights can hide a draw that outweighs all others, and with it mass that was hit once: count both errors
-    errors = [diagnostics.mcse_snis(values.double(), log_w.double()) for log_w in (smoothed, found.log_w)]
-    mcse = _worst(torch.maximum(*errors).maximum(diagnostics.least_mcse(values, ess)), ess)
-    error = (1 / ess - 1 / n).clamp_min(0).sqrt()
-    verdict, sound = diagnostics.verdict(khat, ess, n), diagnostics.verdict(own, ess, n) != Verdict.REFUSE
-    evidence = log_mean_exp(found.log_w.double())
-    return Judgement(*(t.cpu() for t in (verdict, khat, ess, mcse, evidence, error.double(), sound)))
-
-
-def _judge_islands(found: Particles, values: Tensor) -> Judgement:
-    """Particles that have been resampled and moved are judged by the spread between groups that never met."""
-    n = found.log_w.shape[0] // found.islands * found.islands
-    by_island = found.log_w[:n].double().reshape(-1, found.islands, *found.log_w.shape[1:])
-    spread = torch.softmax(log_mean_exp(by_island), 0)
-    error = ((spread * found.islands - 1).square().sum(0) / (found.islands * (found.islands - 1))).sqrt()
-    ess = diagnostics.ess(found.log_w)
-    spread_mcse = island_mcse(values, found.log_w, found.islands)
-    mcse = _worst(spread_mcse.maximum(diagnostics.least_mcse(values, ess)), error)
-    khat = _worst_khat(values, found.log_w)  # nothing of the weights any more, but still of a query without a mean
-    verdict = torch.where((error <= 0.25) & ~(khat > diagnostics.MAX_KHAT), Verdict.OK, Verdict.REFUSE)
-    evidence, sound = log_mean_exp(found.log_w.double()), error <= 0.25
-    return Judgement(*(t.cpu() for t in (verdict, khat, ess, mcse, evidence, error, sound)))
-
-
-def island_mcse(f: Tensor, log_w: Tensor, islands: int) -> Tensor:
-    """Standard error of a weighted mean from the spread of its means over independent groups of particles.
-
-    Shapes: ``f (n, *batch, *out), log_w (n, *batch) -> (*batch, *out)``.
-    """
-    n = log_w.shape[0] // islands * islands
-    groups_w = log_w[:n].double().reshape(-1, islands, *log_w.shape[1:])
-    groups_f = f[:n].double().reshape(-1, islands, *f.shape[1:])
-    within = torch.softmax(groups_w, 0)
-    means = (within.reshape(*within.shape, *(1,) * (groups_f.dim() - within.dim())) * groups_f).sum(0)
-    weight = torch.softmax(torch.logsumexp(groups_w, 0), 0)
-    weight = weight.reshape(*weight.shape, *(1,) * (means.dim() - weight.dim()))
-    center = (weight * means).sum(0)
-    return ((weight * (means - center)).square().sum(0) * islands / (islands - 1)).sqrt()
-
-
-def _standardised(found: Particles) -> Tensor:
-    """The latent in posterior standard deviations, as far as the weights know them."""
-    mean = estimators.snis(found.z, found.log_w).value
-    spread = estimators.snis((found.z - mean).square(), found.log_w).value.sqrt()
-    return (found.z - mean) / spread.clamp_min(1e-12)
-
-
-def _worst_khat(values: Tensor, log_w: Tensor) -> Tensor:
-    """The largest k-hat over the outputs of the query, NaN where none could be assessed. Shapes: ``-> (m,)``."""
-    khat = diagnostics.khat_of(values, log_w).reshape(log_w.shape[1], -1)
-    return torch.where(khat.isnan().all(-1), torch.nan, khat.nan_to_num(-torch.inf).amax(-1))
-
-
-def _worst(mcse: Tensor, like: Tensor) -> Tensor:
-    """The largest error over the outputs of an observation."""
-    return mcse.reshape(*like.shape, -1).amax(-1)
+def _check_model(model: Model, x: Tensor) -> None:
+    """Raise where the model's latents or log-densities are not of a kind that can be refined and moved."""
+    z, _ = weigh(model, x[:1], Prior(model.prior), 2, strict=False, generator=seeded(0, x.device))
+    if not isinstance(z, Tensor):
+        raise ShapeError(
+            f"the model's latents are a {type(z).__name__}; escalation moves one tensor (K, n_obs, d). Concatenate "
+            "them in the model, or ask `posterior` without a tolerance."
+        )

@@ -20,16 +20,22 @@ from vaerdict.core import (
     SettingError,
     ShapeError,
     check_count,
+    check_dtype,
     check_observations,
+    evaluating,
+    expand_trailing,
+    log_mean_exp,
     map_latent,
     silent,
 )
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness, seeded
-from vaerdict.procedure.escalation import Escalation, climb, island_mcse
+from vaerdict.procedure.escalation import Escalation, climb
+from vaerdict.procedure.judging import island_mcse, verdict_after_moves, worst_khat
 from vaerdict.procedure.weighing import weigh
 from vaerdict.proposals import Mixture
+from vaerdict.samplers import gathered, systematic
 
 
 class Decision(NamedTuple):
@@ -72,7 +78,14 @@ class Posterior:
     @cached_property
     def ess(self) -> Tensor:
         """Effective sample size of the weights. Shapes: ``(*batch)``."""
-        return diagnostics.ess(self.log_w)
+        return diagnostics.ess(self.log_w).masked_fill(self.blank, 0)
+
+    @cached_property
+    def blank(self) -> Tensor:
+        """Observations at which escalation could weigh no particle: nothing is known of them. Shapes: ``(*batch)``."""
+        if self.record is None:
+            return torch.zeros_like(self.log_w[0], dtype=torch.bool)
+        return torch.tensor([not rung for rung in self.record.rung], device=self.log_w.device)
 
     @property
     def verdict(self) -> Tensor:
@@ -84,21 +97,35 @@ class Posterior:
     @property
     def log_evidence(self) -> Tensor:
         """IWELBO with all particles: the estimate of log p(x). Shapes: ``(*batch)``."""
-        return torch.logsumexp(self.log_w.double(), 0) - torch.log(
-            torch.tensor(self.log_w.shape[0], dtype=torch.float64)
-        )
+        return log_mean_exp(self.log_w.double()).masked_fill(self.blank, -torch.inf)
 
     def expect(self, f: Callable[[Latent], Tensor]) -> Estimate:
         """Posterior expectation of f, by (multiple) importance sampling with Pareto-smoothed weights.
 
-        Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is ``(*batch, *out)``.
+        NaN where the observation is `blank`. Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is
+        ``(*batch, *out)``.
         """
-        values = f(self.z)
+        value, mcse, ess, khat = self._estimate(self._values(f))
+        blank = expand_trailing(self.blank, value)
+        value, mcse = (t.masked_fill(blank, torch.nan) for t in (value, mcse))
+        return Estimate(value, mcse, ess.masked_fill(self.blank, 0), khat)
+
+    def _values(self, f: Callable[[Latent], Tensor]) -> Tensor:
+        """F at every particle, zero where the observation is blank. Shapes: ``-> (K, *batch, *out)``."""
+        some_blank = bool(self.blank.any())
+        values = f(map_latent(self._filled, self.z) if some_blank else self.z)
         if not isinstance(values, Tensor) or values.shape[: self.log_w.dim()] != self.log_w.shape:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(
                 f"f returned {shape}; it must return one value a particle, shape {tuple(self.log_w.shape)} first."
             )
+        return self._filled(values) if some_blank else values
+
+    def _filled(self, t: Tensor) -> Tensor:
+        """Zero in place of what is not known, so that functions which check their input see nothing odd."""
+        return t.masked_fill(expand_trailing(self.blank, t[0]), 0)
+
+    def _estimate(self, values: Tensor) -> Estimate:
         if len(self.names) > 1:
             return estimators.mis(values, self.log_w, self.source, smooth=self.smooth)
         estimate = (estimators.psis if self.smooth else estimators.snis)(values, self.log_w)
@@ -124,21 +151,29 @@ class Posterior:
 
         `loss` is a function of the latent with one column an action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
         matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
+
+        A state that no draw has hit may still be costly. A matrix says how costly, and the errors count it; of a
+        function only the losses that draws have met are known.
         """
-        expected = self.expect(_loss_function(loss, state))
+        losses = _loss_function(loss, state)
+        expected = self.expect(losses)
         if expected.value.dim() != self.log_w.dim():
             given = tuple(expected.value.shape[self.log_w.dim() - 1 :])
             raise ShapeError(f"the loss gives {given} for each particle; it must give one number an action.")
         if expected.value.shape[-1] < 2:
             raise SettingError("a decision needs at least two actions; the loss has one.")
         action = expected.value.argmin(-1)
-        regret = _regret(_loss_function(loss, state), action)
+        regret = _regret(losses, action)
         margin = self.expect(regret)
+        if isinstance(loss, Tensor) and state is not None:
+            matrix, unseen = loss.to(margin.value), diagnostics.least_mcse(self._values(state), self.ess)
+            expected = _at_least(expected, matrix, unseen)
+            margin = _at_least(margin, matrix - matrix[action].unsqueeze(-2), unseen)
         chosen = _one_hot(action, margin.value)
         second = margin.value.masked_fill(chosen, torch.inf).argmin(-1, keepdim=True)
         gap, error = (t.gather(-1, second).squeeze(-1) for t in (margin.value, margin.mcse))
         # every other action must be clearly worse, not only the one that looks second best
-        unsure = ((margin.value < 2 * margin.mcse) & ~chosen).any(-1).to(self.verdict) * Verdict.CAUTION
+        unsure = (~(margin.value >= 2 * margin.mcse) & ~chosen).any(-1).to(self.verdict) * Verdict.CAUTION
         return Decision(action, expected, gap, error, torch.maximum(self.verdict_on(regret), unsure))
 
     def verdict_on(self, f: Callable[[Latent], Tensor]) -> Tensor:
@@ -146,31 +181,17 @@ class Posterior:
 
         Shapes: ``-> (*batch)``.
         """
-        khat = diagnostics.khat_of(f(self.z), self.log_w)
-        worst = khat.reshape(*self.khat.shape, -1).nan_to_num(-torch.inf).amax(-1)
-        own = diagnostics.verdict(torch.fmax(worst, self.khat), self.ess, self.log_w.shape[0])
-        if self.record is not None:  # k-hat says nothing of particles that have been resampled and moved
-            own = torch.where(self.record.islands.to(own.device) > 0, Verdict.OK, own)
+        khat = worst_khat(self._values(f), self.log_w)
+        own = diagnostics.verdict(khat, self.ess, self.log_w.shape[0])
+        if self.record is not None:
+            own = torch.where(self.record.islands.to(own.device) > 0, verdict_after_moves(khat), own)
         return torch.maximum(self.verdict, own.to(self.verdict))
 
     def resample(self, n: int, *, generator: torch.Generator) -> Latent:
         """Draw n particles for each observation in proportion to the weights (systematic resampling)."""
-        weight = torch.softmax((self._psis[0] if self.smooth else self.log_w).double(), 0).cumsum(0)
-        batch = self.log_w.shape[1:]
-        start = torch.rand(1, *batch, generator=generator, dtype=torch.float64).to(weight)
-        steps = torch.arange(check_count(n, name="n"), device=weight.device).reshape(-1, *(1,) * len(batch))
-        points = ((steps + start) / n).movedim(0, -1).contiguous()
-        index = (
-            torch.searchsorted(weight.movedim(0, -1).contiguous(), points)
-            .clamp_max(self.log_w.shape[0] - 1)
-            .movedim(-1, 0)
-        )
-        return map_latent(
-            lambda t: torch.gather(
-                t, 0, index.reshape(*index.shape, *(1,) * (t.dim() - index.dim())).expand(n, *t.shape[1:])
-            ),
-            self.z,
-        )
+        log_w = (self._psis[0] if self.smooth else self.log_w).double()
+        offset = torch.rand(log_w.shape[1:], generator=generator, dtype=torch.float64, device=generator.device)
+        return gathered(self.z, systematic(log_w, offset.to(log_w.device), check_count(n, name="n")))
 
     def to_arviz(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Any:
         """An arviz ``InferenceData``: n resampled latents in `posterior`, weights in `importance_diagnostics`.
@@ -224,8 +245,8 @@ def posterior(
 
     Shapes: ``x (n_obs, p) -> z (n, n_obs, d), log_w (n, n_obs)``.
     """
-    check_observations(x)
-    check_count(n, name="n")
+    check_dtype(check_observations(x), model)
+    n = check_count(n, name="n")
     generator = seeded(0, x.device) if generator is None else generator
     if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
         raise SettingError("shares belong to a mapping of several proposals, without a tolerance; leave them out.")
@@ -279,10 +300,11 @@ def expect(
     ``f: (K, n_obs, d) -> (K, n_obs, *out)``.
     """
     named: Proposal | Mapping[str, Proposal] = {} if proposals is None else proposals
-    answer = posterior(
-        model, x, named, n, tolerance=tolerance, query=f, budget=budget, generator=generator, progress=progress
-    )
-    estimate, record = answer.expect(f), answer.record
+    with evaluating(model, named):  # f may well be a part of the model
+        answer = posterior(
+            model, x, named, n, tolerance=tolerance, query=f, budget=budget, generator=generator, progress=progress
+        )
+        estimate, record = answer.expect(f), answer.record
     assert record is not None
     estimate = estimate._replace(khat=record.khat.to(estimate.khat))
     return Answer(*estimate, answer.verdict, record.rung, record.cost, record.reason)
@@ -306,6 +328,17 @@ def _loss_function(
         return prob.double() @ matrix.to(prob.device).double().mT
 
     return expected
+
+
+def _at_least(estimate: Estimate, loss: Tensor, unseen: Tensor) -> Estimate:
+    r"""An expected loss whose error is no less than that of its costliest state.
+
+    Where the probability of state s is off by :math:`e_s`, that of action a is by :math:`e_s |L_{as} - \bar L_a|`.
+
+    Shapes: ``loss (*batch, actions, states), unseen (*batch, states)``.
+    """
+    shift = (loss - estimate.value.unsqueeze(-1)).abs() * unseen.unsqueeze(-2)
+    return estimate._replace(mcse=estimate.mcse.maximum(shift.amax(-1)))
 
 
 def _regret(loss: Callable[[Latent], Tensor], action: Tensor) -> Callable[[Latent], Tensor]:

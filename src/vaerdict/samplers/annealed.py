@@ -63,7 +63,8 @@ class AISResult:
     """Weighted chains: posterior particles whose mean weight estimates the evidence.
 
     Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``; mean ``acceptance``, ``n_nonfinite`` rejected proposals and
-    ``n_gradients`` spent (pilots included) ``(*batch)``; ``step_size (temperatures, *batch)``.
+    ``n_gradients`` spent (pilots included) ``(*batch)``; ``step_size (temperatures, *batch)``. ``independent`` says
+    whether the chains of an observation are: from one shared start they are not.
     """
 
     z: Tensor
@@ -72,6 +73,7 @@ class AISResult:
     step_size: Tensor
     n_nonfinite: Tensor
     n_gradients: Tensor
+    independent: bool = True
 
     @property
     def log_evidence(self) -> Tensor:
@@ -80,8 +82,9 @@ class AISResult:
 
     @property
     def standard_error(self) -> Tensor:
-        """Standard error of `log_evidence`. Shapes: ``-> (*batch)``."""
-        return log_standard_error(self.log_w)
+        """Standard error of `log_evidence`, NaN of chains that are not independent. Shapes: ``-> (*batch)``."""
+        error = log_standard_error(self.log_w)
+        return error if self.independent else torch.full_like(error, torch.nan)
 
 
 @torch.no_grad()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path as File
 
 import torch
-from torch import Tensor
 
-from vaerdict.core import SettingError
+from vaerdict.core import SettingError, saved_bytes
 from vaerdict.noise import Randomness
 from vaerdict.samplers.path import Path
 
@@ -49,20 +49,6 @@ def _container_bytes() -> int | float:
         return float("inf")
 
 
-def held_bytes(path: Path, z: Tensor) -> int:
-    """Bytes that autograd holds on to for one gradient at z, each piece of memory counted once."""
-    held: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        path.evaluate(z)
-    return sum(held.values())
-
-
 def bytes_per_particle(path: Path, n_particles: int, *, generator: Randomness) -> int:
     """Working set of one particle of one observation, from gradients of two and of four particles.
 
@@ -71,7 +57,8 @@ def bytes_per_particle(path: Path, n_particles: int, *, generator: Randomness) -
     """
     one = path.select(torch.zeros(1, dtype=torch.long, device=path.x.device))
     z = one.draw(n_particles, generator=generator).z[:1]
-    two, four = (held_bytes(one, z.repeat(k, *(1,) * (z.dim() - 1))) for k in (2, 4))
+    starts = (z.repeat(k, *(1,) * (z.dim() - 1)) for k in (2, 4))
+    two, four = (saved_bytes(partial(one.evaluate, start)) for start in starts)
     return _TEMPORARIES * max(0, four - two) // 2 + _STATES * z[0].numel() * z.element_size()
 
 

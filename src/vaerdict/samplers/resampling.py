@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from vaerdict.core import log_normalise
+from vaerdict.core import Latent, expand_trailing, log_normalise, map_latent
 from vaerdict.samplers.path import State
 
 _SMALLEST = 1e-8
@@ -48,23 +48,23 @@ def next_temperature(state: State, log_w: Tensor, t: Tensor, share: float) -> Te
     return torch.where(reaches, 1.0, t + left * low.exp())
 
 
-def systematic(log_w: Tensor, offset: Tensor) -> Tensor:
-    """Ancestors by systematic resampling, one uniform offset a population.
+def systematic(log_w: Tensor, offset: Tensor, n: int | None = None) -> Tensor:
+    """The n ancestors (default: as many as there are) by systematic resampling, one uniform offset a population.
 
-    Shapes: ``(K, *batch), (*batch) -> (K, *batch)``.
+    Shapes: ``(K, *batch), (*batch) -> (n, *batch)``.
     """
     k = log_w.shape[0]
-    position = (torch.arange(k, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1)) + offset) / k
+    n = k if n is None else n
+    position = (torch.arange(n, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1)) + offset) / n
     cumulative = log_normalise(log_w).exp().cumsum(0)
     ancestors = torch.searchsorted(cumulative.movedim(0, -1).contiguous(), position.movedim(0, -1).contiguous())
     # rounding can leave the last sum a hair below one
     return ancestors.clamp_max(k - 1).movedim(-1, 0)
 
 
-def gathered(state: State, index: Tensor) -> State:
-    """The particles at `index` of each observation. Shapes: ``index (K, *batch)``."""
-    row = index.unsqueeze(-1)
-    return State(*(a.gather(0, row.expand_as(a) if a.dim() == row.dim() else index) for a in state))
+def gathered(particles: Latent, index: Tensor) -> Latent:
+    """The particles at `index` of each observation, of a latent or a `State`. Shapes: ``index (n, *batch)``."""
+    return map_latent(lambda t: t.gather(0, expand_trailing(index, t).expand(len(index), *t.shape[1:])), particles)
 
 
 def covariance_root(z: Tensor, log_w: Tensor) -> Tensor:

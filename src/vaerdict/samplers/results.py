@@ -28,6 +28,15 @@ def log_standard_error(log_w: Tensor) -> Tensor:
     return ((k * share - 1).clamp_min(0) / (k - 1)).sqrt()
 
 
+def by_island(t: Tensor, n_islands: int) -> Tensor:
+    """Split particles, of which number i is in island i modulo `n_islands`, from islands; a rest is left out.
+
+    Shapes: ``(N, *batch) -> (N / islands, islands, *batch)``.
+    """
+    n = len(t) // n_islands * n_islands
+    return t[:n].reshape(-1, n_islands, *t.shape[1:])
+
+
 def beside(results: list[Result]) -> Result:
     """Put the observations of several results of one kind beside each other; what is no tensor they share."""
     first = results[0]

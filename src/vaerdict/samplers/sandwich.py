@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ class Sandwich:
     """The two runs around log p(x); ``reverse`` estimates its negative.
 
     Each bound holds up to chance: the lower is above the truth by b nats with probability at most exp(-b), and likewise
-    the upper below it.
+    the upper below it. The chains of ``reverse`` all set out from one latent, so their spread does not show its error:
+    its ``standard_error`` is NaN.
     """
 
     forward: AISResult
@@ -83,4 +84,4 @@ def bdmc(
     steps = torch.cat([forward.step_size[:1], forward.step_size[:-1]]).flip(0)
     plan, path = Plan(schedule.flip(0), n_chains, 0, n_leapfrog, steps), Path(model, initial, x)
     reverse = anneal(path, plan, start, generator=generator, progress=progress, max_bytes=max_bytes, what="reverse AIS")
-    return Sandwich(forward, reverse)
+    return Sandwich(forward, replace(reverse, independent=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from vaerdict.samplers.hmc import adapted, transition
 from vaerdict.samplers.memory import chunks
 from vaerdict.samplers.path import Path, State, check_batch
 from vaerdict.samplers.resampling import covariance_root, gathered, next_temperature, relative_ess, systematic
-from vaerdict.samplers.results import beside, log_standard_error
+from vaerdict.samplers.results import beside, by_island, log_standard_error
 
 _TARGET_ACCEPTANCE = 0.8
 _GAIN = 2.0
@@ -69,7 +69,7 @@ class SMCResult:
     @property
     def standard_error(self) -> Tensor:
         """Standard error of `log_evidence`, from the spread of the islands' evidences. Shapes: ``-> (*batch)``."""
-        return log_standard_error(log_mean_exp(_by_island(self.log_w, self.n_islands)))
+        return log_standard_error(log_mean_exp(by_island(self.log_w, self.n_islands)))
 
 
 @torch.no_grad()
@@ -83,6 +83,7 @@ def smc(
     ess_target: float = 0.7,
     n_leapfrog: int = 3,
     n_moves: int = 1,
+    strict: bool = True,
     generator: Randomness,
     progress: Progress = silent,
     max_bytes: int | None = None,
@@ -93,7 +94,8 @@ def smc(
     (systematically, within an island, below nine tenths), and moves all particles by Hamiltonian dynamics in the metric
     of their weighted covariance. Whitened so, a path of length :math:`\pi/2` makes a particle forget where it was; the
     step size starts there and shrinks when fewer than 80 % are accepted. An observation that has arrived at the
-    posterior stops costing.
+    posterior stops costing. One that is left without a usable weight, or has not arrived after 1000 temperatures,
+    raises an error; unless `strict`, it is given up with weights NaN, and the others go on.
 
     Temperatures, metric and step sizes are tuned on the population itself, which biases the evidence by O(1/N) (Beskos
     et al., 2016); the standard error comes from islands that resample apart. The result repeats for the same seed and
@@ -107,8 +109,13 @@ def smc(
         population = _start(part, n_particles, settings, generator)
         finished: list[_Population] = []
         while population.index.numel():
-            _advance(population, settings, source)
-            arrived = (population.t == 1).reshape(-1, population.t.shape[-1]).all(0)
+            _reweigh(population, settings)
+            lost = _lost(population, settings, strict)
+            if lost.any():
+                finished.append(population.select(lost).given_up())
+                population = population.select(~lost)
+            _move(population, settings, source)
+            arrived = ~_anywhere(population.t < 1)
             if arrived.any():
                 finished.append(population.select(arrived))
                 population = population.select(~arrived)
@@ -156,6 +163,10 @@ class _Population:
         rest = {name: getattr(self, name).index_select(-1, at) for name in _PER_OBSERVATION}
         return _Population(self.path.select(at), state=state, **rest)
 
+    def given_up(self) -> _Population:
+        """The same without weights."""
+        return replace(self, log_w=torch.full_like(self.log_w, torch.nan))
+
 
 _PER_OBSERVATION = ("index", "log_w", "t", "step", "acceptance", "n_moves", "n_nonfinite")
 
@@ -176,25 +187,48 @@ def _longest_step(settings: Settings) -> float:
     return 0.5 * math.pi / settings.n_leapfrog
 
 
-def _advance(population: _Population, settings: Settings, source: Source) -> None:
-    """Take every observation one temperature further: reweigh, resample, move, tune."""
+def _reweigh(population: _Population, settings: Settings) -> None:
+    """Take every observation to its next temperature."""
     p = population
     t = next_temperature(p.state, p.log_w, p.t, settings.ess_target)
-    p.log_w = check_log_weights(p.log_w + p.state.log_increment(p.t, t))
-    p.t = t
+    p.log_w, p.t = p.log_w + p.state.log_increment(p.t, t), t
+
+
+def _lost(population: _Population, settings: Settings, strict: bool) -> Tensor:
+    """Observations that cannot go on: no usable weight, or no temperature left; if `strict`, raises. Shapes: ``(n,)``.
+
+    Along other batch axes one is enough: an observation is worked on as a whole.
+    """
+    p = population
+    late = (p.n_moves >= _MOST_TEMPERATURES * settings.n_moves) & (p.t < 1)
+    if strict:
+        check_log_weights(p.log_w)
+    if strict and bool(late.any()):
+        raise DivergenceError(
+            f"{int(late.sum())} observations did not reach the posterior within {_MOST_TEMPERATURES} temperatures; "
+            f"the smallest stands at {p.t.min().item():.3g}. Start nearer to the posterior, or lower ess_target."
+        )
+    return _anywhere(late | ~p.log_w.amax(0).isfinite())
+
+
+def _anywhere(mask: Tensor) -> Tensor:
+    """The observations at which a mask holds on any other batch axis. Shapes: ``(*batch) -> (n,)``."""
+    return mask.reshape(mask.shape[:-1].numel(), mask.shape[-1]).any(0)
+
+
+def _move(population: _Population, settings: Settings, source: Source) -> None:
+    """Make every population fit its temperature: resample, move, tune."""
+    p = population
+    if not p.index.numel():
+        return
     root = _crossed_roots(p.state.z, p.log_w)
     _resample(p, settings, source)
     for _ in range(settings.n_moves):
-        move = transition(p.path, p.state, t, p.step, n_leapfrog=settings.n_leapfrog, source=source, root=root)
+        move = transition(p.path, p.state, p.t, p.step, n_leapfrog=settings.n_leapfrog, source=source, root=root)
         p.state, p.n_moves = move.state, p.n_moves + 1
         p.acceptance, p.n_nonfinite = p.acceptance + move.acceptance.mean(0), p.n_nonfinite + move.n_nonfinite
         step = adapted(p.step, move.acceptance, target=_TARGET_ACCEPTANCE, gain=_GAIN)
         p.step = step.clamp_max(_longest_step(settings))
-    if int(p.n_moves.max()) >= _MOST_TEMPERATURES * settings.n_moves and bool((t < 1).any()):
-        raise DivergenceError(
-            f"{int((t < 1).sum())} observations did not reach the posterior within {_MOST_TEMPERATURES} temperatures; "
-            f"the smallest stands at {t.min().item():.3g}. Start nearer to the posterior, or lower ess_target."
-        )
 
 
 def _crossed_roots(z: Tensor, log_w: Tensor) -> Tensor:
@@ -211,7 +245,7 @@ def _crossed_roots(z: Tensor, log_w: Tensor) -> Tensor:
 def _resample(population: _Population, settings: Settings, source: Source) -> None:
     """Resample the islands that need it; their particles then share the island's mean weight."""
     p, shape = population, population.log_w.shape
-    log_w = _by_island(p.log_w, settings.n_islands)
+    log_w = by_island(p.log_w, settings.n_islands)
     needed = relative_ess(log_w) < _RESAMPLE_BELOW
     offset = torch.special.ndtr(source.normal(settings.n_islands, p.t.shape, 1, like=p.log_w).squeeze(-1))
     stay = torch.arange(log_w.shape[0], device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1))
@@ -219,11 +253,6 @@ def _resample(population: _Population, settings: Settings, source: Source) -> No
     island = torch.arange(settings.n_islands, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 2))
     p.state = gathered(p.state, (ancestors * settings.n_islands + island).reshape(shape))
     p.log_w = torch.where(needed, log_mean_exp(log_w), log_w).reshape(shape)
-
-
-def _by_island(log_w: Tensor, n_islands: int) -> Tensor:
-    """Split particles from islands. Shapes: ``(N, *batch) -> (N / islands, islands, *batch)``."""
-    return log_w.reshape(-1, n_islands, *log_w.shape[1:])
 
 
 def _in_order(finished: list[_Population], settings: Settings) -> SMCResult:

@@ -28,19 +28,25 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return sha.hexdigest()
 
 
+def file_of(path: Path) -> Path:
+    """Where a checkpoint called `path` lies: ``.safetensors`` is appended to the name, whatever dots it has."""
+    return path if path.suffix == ".safetensors" else path.with_name(f"{path.name}.safetensors")
+
+
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write ``path.safetensors``; the notes travel in its header, so that both are replaced in one stroke."""
     save_file = _safetensors("torch").save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    target, partial = path.with_suffix(".safetensors"), path.with_suffix(".partial")
+    target = file_of(path)
+    partial = target.with_name(f"{target.name}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"notes": json.dumps(notes)})
     os.replace(partial, target)
 
 
 def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The tensors and notes of a checkpoint, None where there is none; one of another run is refused."""
-    target = path.with_suffix(".safetensors")
+    target = file_of(path)
     if not target.exists():
         return None
     tensors, notes = read_checkpoint(path)
@@ -55,7 +61,7 @@ def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and notes of ``path.safetensors``."""
     safetensors = _safetensors()
-    target = path.with_suffix(".safetensors")
+    target = file_of(path)
     try:
         with safetensors.safe_open(target, "pt") as file:
             notes = json.loads((file.metadata() or {})["notes"])

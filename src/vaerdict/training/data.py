@@ -306,7 +306,6 @@ def observations(
     name: str,
     device: torch.device,
     members: int | None = None,
-    constant_columns: bool = True,
 ) -> Observations:
     """What `train` was given, checked: with `members` a tensor of as many data sets, else one that all share."""
     if isinstance(x, Observations):
@@ -316,11 +315,11 @@ def observations(
             raise SettingError(f"{name} is sparse, which all members share; pass a tensor with a data set a member.")
         return sparse_rows(_checked(x, name), device)
     if members is None:
-        return Shared(check_observations(x, name=name, constant_columns=constant_columns).to(device))
+        return Shared(check_observations(x, name=name).to(device))
     if x.dim() < 3 or x.shape[0] != members:
         raise DataError(f"{name} has shape {tuple(x.shape)}; one data set a member is ({members}, n, features).")
     for part in x:
-        check_observations(part, name=name, constant_columns=constant_columns)
+        check_observations(part, name=name)
     return Apart(x.to(device))
 
 

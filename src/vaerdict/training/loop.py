@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,14 +13,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vaerdict.core import DataError, DivergenceError, Progress, SettingError, check_count, silent
+from vaerdict.core import DataError, DivergenceError, Progress, SettingError, check_count, check_dtype, silent
 from vaerdict.objectives import elbo_loss
 from vaerdict.proposals import Trainable
 from vaerdict.training.checkpoint import digest, load_checkpoint, save_checkpoint
-from vaerdict.training.data import Apart, Matrix, Observations, Shared, observations
+from vaerdict.training.data import Matrix, Observations, observations
+from vaerdict.training.fingerprint import fingerprint
 from vaerdict.training.graphs import Step, recorded
 from vaerdict.training.scores import OwnBound, Score
 from vaerdict.training.stacks import Member, Stack, signature
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,10 +33,13 @@ class Settings:
     With `patience` a member's learning rates fall to `decay` of themselves whenever its held-out score (the IWELBO; of
     proposals for a fixed model the log effective sample size) has not gained `min_gain` nats for that many checks, and
     after `drops` such falls it has converged; `epochs` is then only a limit. Without, training takes `epochs` epochs,
-    no more and no less. The model's steps draw `n_particles_theta` particles where that is given, and as many as the
-    proposal's where it is not. With `joint` model and proposal take their steps together, by the same particles and
-    one backward pass: half again as fast, for recipes whose losses allow it. With `graphs` a GPU replays steps from a
-    CUDA graph where that can be: on one device, with data on it, without annealing, lagging or compiling.
+    no more and no less. The best point on held-out data is what is returned with `patience`, the last one without, or
+    where a recipe's annealing never reaches one. The model's steps draw `n_particles_theta` particles where that is
+    given, and as many as the proposal's where it is not. With `joint` model and proposal take their steps together, by
+    the same particles and one backward pass: half again as fast, for recipes whose losses allow it. With `graphs` a GPU
+    replays steps from a CUDA graph where that can be: on one device, without annealing, lagging or compiling. Small
+    models train several times faster so; a model whose Python code does something else from step to step would be
+    replayed as it was in the first, which is why it is asked for.
     """
 
     n_particles: int = 30
@@ -126,23 +134,19 @@ def train(
 ) -> list[Fit]:
     """Train members by their recipes, those of one shape side by side, and return them in the order given.
 
-    Inputs are left untouched. Observations are tensors ``(n, p)`` or sparse matrices (scipy, CSR), of which batches
-    are made dense; with `apart` tensors ``(members, n, p)``, a data set for each member. With `learn_model=False` the
+    Inputs are left untouched. Observations are tensors ``(n, p)`` or sparse matrices (scipy, CSR), of which batches are
+    made dense; with `apart` tensors ``(members, n, p)``, a data set for each member. With `learn_model=False` the
     models stay fixed and only proposals learn. With `checkpoint`, a folder, training goes on where an earlier call with
-    the same arguments was stopped. A loss that is not finite stops everything with a `DivergenceError` that says whose,
-    and when. Under ``torchrun`` (see `parallel.joined`) ranks share every batch and return the same fits; the first one
-    reports progress and keeps the checkpoints.
+    the same arguments was stopped. A loss or held-out score that is not finite stops everything with a
+    `DivergenceError` that says whose, and when. Under ``torchrun`` (see `parallel.joined`) ranks share every batch and
+    return the same fits; the first one reports progress and keeps the checkpoints.
     """
     settings = settings or Settings()
     if not members:
         raise SettingError("no members to train; give at least one (model, proposal, recipe, seed).")
     device = torch.device(device)
     own = len(members) if apart else None
-    harmless = all(getattr(m.model, "constant_columns", False) for m in members)
-    data = observations(x_train, name="x_train", device=device, members=own, constant_columns=harmless)
-    held_out = observations(x_valid, name="x_valid", device=device, members=own)
-    if data.shape != held_out.shape:
-        raise DataError(f"x_train has {tuple(data.shape)} features, x_valid {tuple(held_out.shape)}; they must agree.")
+    data, held_out = _data(members, x_train, x_valid, device, own)
     if settings.joint and learn_model:
         _check_joint(members)
     fits: dict[int, Fit] = {}
@@ -161,6 +165,27 @@ def train(
         trained = _run(stack, data.of(group), held_out.of(group), settings, path, listen)
         fits.update(zip(group, trained, strict=True))
     return [fits[i] for i in range(len(members))]
+
+
+def _data(
+    members: Sequence[Member], x_train: Tensor | Matrix, x_valid: Tensor | Matrix, device: torch.device, own: int | None
+) -> tuple[Observations, Observations]:
+    """Both data sets, checked and brought to the device."""
+    data, held_out = (
+        observations(x, name=name, device=device, members=own)
+        for x, name in ((x_train, "x_train"), (x_valid, "x_valid"))
+    )
+    if data.shape != held_out.shape:
+        raise DataError(f"x_train has {tuple(data.shape)} features, x_valid {tuple(held_out.shape)}; they must agree.")
+    for member in members:
+        for module in (member.model, member.proposal):
+            check_dtype(x_train, module, name="x_train")
+            check_dtype(x_valid, module, name="x_valid")
+    if isinstance(x_train, Tensor) and log.isEnabledFor(logging.INFO):
+        axis = 0 if own is None else 1
+        n_constant = int((x_train == x_train.narrow(axis, 0, 1)).all(axis).sum())
+        log.info("%d features of x_train are constant; they do no harm", n_constant)
+    return data, held_out
 
 
 def _hear(progress: Progress, what: str, done: int, total: int, _: str) -> None:
@@ -203,9 +228,9 @@ def _run(
     starts = [adam.flat.values for adam in (stack.theta, stack.phi)]
     group.check_alike(lambda: (digest(starts), x.n), what="starting points or data")
     course = _Course.start(stack)
-    best = [start.clone() for start in starts]
-    fingerprint = {} if path is None else _fingerprint(stack, x, x_valid, settings)
-    saved = None if path is None else group.first(load_checkpoint(path, fingerprint) if group.rank == 0 else None)
+    best = [row.clone() for row in stack.rows()]
+    run = {} if path is None else fingerprint(stack, x, x_valid, settings)
+    saved = None if path is None else group.first(load_checkpoint(path, run) if group.rank == 0 else None)
     if saved is not None:
         course = _resume(stack, best, saved)
     if settings.compile:
@@ -223,14 +248,13 @@ def _run(
         course.seconds = time.perf_counter() - started
         progress(course.epoch, settings.epochs, "")
         if path is not None and group.first(time.perf_counter() - last_save > 5 or course.epoch == settings.epochs):
-            _save(stack, best, course, path, fingerprint)
+            _save(stack, best, course, path, run)
             last_save = time.perf_counter()
     progress(settings.epochs, settings.epochs, "")
     if settings.patience is not None:
-        stack.theta.flat.values.copy_(best[0])
-        stack.phi.flat.values.copy_(best[1])
+        _return_to_best(stack, settings, course, best)
     if path is not None:
-        _save(stack, best, course, path, fingerprint)
+        _save(stack, best, course, path, run)
     return _fits(stack, course)
 
 
@@ -242,8 +266,10 @@ def _epoch(stack: Stack, x: Observations, settings: Settings, course: _Course, s
     for index in batches:
         if any(course.lagging):
             _lag(stack, x, size, settings, course, beta)
+        batch = x.take(index)
         # what is replayed writes its losses to the same place every time
-        losses += _take_step(stack, x.take(index), settings, beta) if step is None else step(index).clone()
+        losses += _take_step(stack, batch, settings, beta) if step is None else step(batch).clone()
+    stack.share_buffers()
     _stop_if_not_finite(stack.group.mean(torch.stack(losses)), stack, course.epoch, len(losses) // len(batches))
 
 
@@ -262,15 +288,15 @@ def _take_step(stack: Stack, batch: Tensor, settings: Settings, beta: Tensor | N
 
 
 def _recorded(stack: Stack, x: Observations, settings: Settings) -> Step | None:
-    """The step on the batch at an index as a CUDA graph; None where it is not wanted or cannot be one."""
+    """The step on a batch as a CUDA graph; None where it is not wanted or cannot be one."""
     free = all(m.recipe.annealing is None and m.recipe.lagging is None for m in stack.members)
-    here = stack.device.type == "cuda" and stack.group.size == 1 and isinstance(x, (Shared, Apart))
+    here = stack.device.type == "cuda" and stack.group.size == 1
     if not (settings.graphs and free and here) or settings.compile:
         return None
     index = torch.arange(min(settings.batch_size, x.n), device=stack.device)
-    index = index.repeat(len(stack.members), 1) if stack.stacked else index
-    state = [*stack.theta.tensors(), *stack.phi.tensors()]
-    return recorded(lambda i: _take_step(stack, x.take(i), settings, None), (index,), stack.generators, state)
+    batch = x.take(index.repeat(len(stack.members), 1) if stack.stacked else index)
+    state = [*stack.theta.tensors(), *stack.phi.tensors(), *stack.buffers().values()]
+    return recorded(lambda some: _take_step(stack, some, settings, None), (batch,), stack.generators, state)
 
 
 def _beta(stack: Stack, done: float) -> Tensor | None:
@@ -303,15 +329,17 @@ def _check(stack: Stack, x_valid: Observations, settings: Settings, course: _Cou
         if course.done_at[i] is not None:
             continue
         record = course.record[i]
+        if math.isnan(score) or score == math.inf:
+            _stop_if_ruined(stack, course.epoch)
+            raise _no_score(stack.members[i], score, course.epoch)
         course.history[i].append((course.epoch, score))
-        annealing = stack.members[i].recipe.annealing
-        if settings.patience is None or (annealing and annealing(course.epoch / settings.epochs) < 1):
+        if settings.patience is None or not _counts(stack.members[i], course.epoch, settings):
             continue
         if score > record:
             course.record[i] = score
-            best[0][i], best[1][i] = stack.theta.flat.values[i], stack.phi.flat.values[i]
+            _copy_row(best, stack.rows(), i)
         # a schedule is followed to its end: what looks like a plateau may be one of its own
-        flat = annealing is None and score <= record + settings.min_gain
+        flat = stack.members[i].recipe.annealing is None and score <= record + settings.min_gain
         course.since[i] = course.since[i] + 1 if flat else 0
         if course.since[i] >= settings.patience:
             _fall(stack, settings, course, best, i)
@@ -319,13 +347,43 @@ def _check(stack: Stack, x_valid: Observations, settings: Settings, course: _Cou
 
 def _fall(stack: Stack, settings: Settings, course: _Course, best: list[Tensor], i: int) -> None:
     """Member i is on a plateau: go back to its best point and on from there with finer steps, or call it converged."""
+    if course.record[i] == -math.inf:
+        raise _no_score(stack.members[i], -math.inf, course.epoch)
     course.since[i], course.falls[i] = 0, course.falls[i] + 1
-    stack.theta.flat.values[i], stack.phi.flat.values[i] = best[0][i], best[1][i]
+    _copy_row(stack.rows(), best, i)
     factor = settings.decay if course.falls[i] <= settings.drops else 0.0
     stack.theta.lr[i] *= factor
     stack.phi.lr[i] *= factor
     if factor == 0:
         course.done_at[i] = course.epoch
+
+
+def _return_to_best(stack: Stack, settings: Settings, course: _Course, best: list[Tensor]) -> None:
+    """Every member at its best point; one whose schedule let no check count stays where it is."""
+    for i, member in enumerate(stack.members):
+        if course.record[i] > -math.inf:
+            _copy_row(stack.rows(), best, i)
+        elif any(_counts(member, epoch, settings) for epoch, _ in course.history[i]):
+            raise _no_score(member, -math.inf, course.epoch)
+
+
+def _counts(member: Member, epoch: int, settings: Settings) -> bool:
+    """Whether a check counts: a point reached while the KL term has another weight is no candidate."""
+    annealing = member.recipe.annealing
+    return annealing is None or annealing(epoch / settings.epochs) >= 1
+
+
+def _copy_row(targets: list[Tensor], sources: list[Tensor], i: int) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target[i] = source[i]
+
+
+def _no_score(member: Member, score: float, epoch: int) -> DivergenceError:
+    seen = "was -inf at every check up to" if score == -math.inf else f"became {score} in"
+    return DivergenceError(
+        f"the held-out score of {member.name} {seen} epoch {epoch}: log_joint gives some observation of x_valid no "
+        "finite density; look for values of another scale in x_valid, or lower the learning rate."
+    )
 
 
 def _end_lagging(stack: Stack, x_valid: Observations, course: _Course) -> None:
@@ -346,16 +404,22 @@ def _stop_if_not_finite(losses: Tensor, stack: Stack, epoch: int, per_batch: int
         )
 
 
+def _stop_if_ruined(stack: Stack, epoch: int) -> None:
+    """The last step of an epoch has no later loss that would tell of it."""
+    finite = (adam.flat.values.isfinite().all(1).tolist() for adam in (stack.theta, stack.phi))
+    for member, *sound in zip(stack.members, *finite, strict=True):
+        if not all(sound):
+            raise DivergenceError(
+                f"the last step of {member.name}, in epoch {epoch}, left parameters that are not finite; lower its "
+                "learning rate, or use a `dreg` or `score` estimator."
+            )
+
+
 def _fits(stack: Stack, course: _Course) -> list[Fit]:
+    _stop_if_ruined(stack, course.epoch)
     fits = []
-    finite = [adam.flat.values.isfinite().all(1).tolist() for adam in (stack.theta, stack.phi)]
     for i, (model, proposal) in enumerate(stack.separate()):
         done_at = course.done_at[i]
-        if not (finite[0][i] and finite[1][i]):
-            raise DivergenceError(
-                f"the last step of {stack.members[i].name}, in epoch {course.epoch}, left parameters that are not "
-                "finite; lower its learning rate, or use a `dreg` or `score` estimator."
-            )
         fits.append(
             Fit(
                 stack.members[i],
@@ -370,42 +434,26 @@ def _fits(stack: Stack, course: _Course) -> list[Fit]:
     return fits
 
 
-def _fingerprint(stack: Stack, x: Observations, x_valid: Observations, settings: Settings) -> dict[str, object]:
-    """What a checkpoint must agree on with the run that takes it up, the members' starting points included."""
-    recipes = [m.recipe for m in stack.members]
-    kept = {k: v for k, v in vars(settings).items() if k not in ("compile", "graphs")}
-    return {
-        "members": [m.name for m in stack.members],
-        "objectives": [f"{getattr(r.theta, '__qualname__', '')}, {r.phi.name}" for r in recipes],
-        "annealing": [[r.annealing(i / 16) for i in range(17)] if r.annealing else None for r in recipes],
-        "lagging": None if recipes[0].lagging is None else asdict(recipes[0].lagging),
-        "start": digest([*stack.model.state_dict().values(), *stack.proposal.state_dict().values()]),
-        "data": digest([*x.tensors(), *x_valid.tensors()]),
-        "rates": None if stack.theta.flat.rates is None else digest([stack.theta.flat.rates]),
-        "device": stack.device.type,
-        "learn_model": stack.learn_model,
-        **({"ranks": stack.group.size} if stack.group.size > 1 else {}),
-        "settings": kept | {"score": repr(settings.score)},
-    }
-
-
-def _save(stack: Stack, best: list[Tensor], course: _Course, path: Path, fingerprint: dict[str, object]) -> None:
+def _save(stack: Stack, best: list[Tensor], course: _Course, path: Path, run: dict[str, object]) -> None:
     tensors = {f"theta.{k}": v for k, v in stack.theta.state().items()} | {
         f"phi.{k}": v for k, v in stack.phi.state().items()
     }
-    tensors |= {"best.theta": best[0], "best.phi": best[1]}
+    tensors |= {f"best.{i}": row for i, row in enumerate(best)}
+    tensors |= {f"buffer.{name}": buffer.clone() for name, buffer in stack.buffers().items()}
     of_ranks = stack.group.every([g.get_state() for g in stack.every_generator()])
     tensors |= {f"generator.{i}": state for i, state in enumerate(state for states in of_ranks for state in states)}
     if stack.group.rank == 0:
-        save_checkpoint(path, tensors, {"fingerprint": fingerprint, "course": asdict(course)})
+        save_checkpoint(path, tensors, {"fingerprint": run, "course": asdict(course)})
 
 
 def _resume(stack: Stack, best: list[Tensor], saved: tuple[dict[str, Tensor], dict]) -> _Course:
     tensors, notes = saved
     stack.theta.load({k.removeprefix("theta."): v for k, v in tensors.items() if k.startswith("theta.")})
     stack.phi.load({k.removeprefix("phi."): v for k, v in tensors.items() if k.startswith("phi.")})
-    for target, name in zip(best, ("best.theta", "best.phi"), strict=True):
-        target.copy_(tensors[name])
+    for i, row in enumerate(best):
+        row.copy_(tensors[f"best.{i}"])
+    for name, buffer in stack.buffers().items():
+        buffer.copy_(tensors[f"buffer.{name}"])
     generators = stack.every_generator()
     for i, generator in enumerate(generators, stack.group.rank * len(generators)):
         generator.set_state(tensors[f"generator.{i}"].cpu())

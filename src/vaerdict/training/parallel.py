@@ -91,15 +91,21 @@ def current() -> Group:
 def joined(device: torch.device | str = "cpu") -> Iterator[Group]:
     """Within, the ranks that ``torchrun`` started train together, by NCCL on GPUs and gloo elsewhere.
 
-    Without ``torchrun`` the process is a group of one, so that the same program runs either way.
+    Where there are fewer GPUs than ranks these share them, and talk by gloo too, since NCCL wants one for each; all
+    machines must have as many. Without ``torchrun`` the process is a group of one, so that the same program runs
+    either way.
     """
     if "LOCAL_RANK" not in os.environ:
         yield ALONE
         return
-    gpu = torch.device(device).type == "cuda"
-    if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo")
+    backend = "gloo"
+    if torch.device(device).type == "cuda":
+        n_gpus, n_ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if not n_gpus:
+            raise SettingError("ranks were to train on GPUs, and torch sees none; use joined('cpu').")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % n_gpus)
+        backend = "nccl" if n_ranks <= n_gpus else "gloo"
+    dist.init_process_group(backend)
     try:
         yield current()
     finally:

@@ -14,14 +14,31 @@ Annealing = Callable[[float], float]
 """The weight of the KL term as a function of the share of training done, both in [0, 1]."""
 
 
+@dataclass(frozen=True)
+class _WarmUp:
+    share: float
+
+    def __call__(self, done: float) -> float:
+        return min(1.0, done / self.share)
+
+
+@dataclass(frozen=True)
+class _Cyclical:
+    cycles: int
+    share: float
+
+    def __call__(self, done: float) -> float:
+        return 1.0 if done >= 1 else min(1.0, (done * self.cycles % 1.0) / self.share)
+
+
 def warm_up(share: float = 0.5) -> Annealing:
     """Rise from 0 to 1 over the first `share` of training, then stay."""
-    return lambda done: min(1.0, done / share)
+    return _WarmUp(share)
 
 
 def cyclical(cycles: int = 4, share: float = 0.5) -> Annealing:
     """Rise from 0 to 1 over the first `share` of each cycle, then stay until its end (Fu et al., 2019)."""
-    return lambda done: 1.0 if done >= 1 else min(1.0, (done * cycles % 1.0) / share)
+    return _Cyclical(cycles, share)
 
 
 @dataclass(frozen=True)
@@ -33,7 +50,7 @@ class Lagging:
     epochs: int = 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """How one member of a table is trained. `name` is what files and tables call it."""
 
@@ -42,6 +59,13 @@ class Recipe:
     phi: Loss
     annealing: Annealing | None = None
     lagging: Lagging | None = None
+
+    def __repr__(self) -> str:
+        if RECIPES.get(self.name) == self:
+            return self.name
+        shown = [repr(self.name), getattr(self.theta, "__qualname__", repr(self.theta)), repr(self.phi)]
+        extra = {"annealing": self.annealing, "lagging": self.lagging}
+        return f"Recipe({', '.join(shown + [f'{k}={v!r}' for k, v in extra.items() if v is not None])})"
 
 
 VAE = Recipe("VAE", elbo_loss, loss("elbo", "stl"))

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vaerdict.core import Model, Proposal, check_count, log_mean_exp, prepared
+from vaerdict.core import Model, Proposal, check_count, evaluating, log_mean_exp, prepared
 from vaerdict.diagnostics import ess, khat
 from vaerdict.distributions import Elliptical
 from vaerdict.noise import Randomness
@@ -61,7 +61,7 @@ class RefinedBound:
         if not stack.learn_model:
             return stack.score(x, k)
         batch = x.block(slice(self.n_observations), stack.n_stacked)
-        with stack.evaluating():
+        with evaluating(stack.model, stack.proposal):
             q = refine(stack.density, batch, stack.proposal, n_steps=self.n_steps, axis=batch.dim() - 2).distribution
             log_w = _log_weights(stack.density, batch, q, k, stack.same_noise("held out"))
         return log_mean_exp(log_w).mean(-1).reshape(-1)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from vaerdict.core import Model, SettingError, log_mean_exp, log_normalise, prepared
+from vaerdict.core import Model, SettingError, check_log_joint, evaluating, log_mean_exp, log_normalise, prepared
 from vaerdict.networks import Module, stack, stackable, unstack
 from vaerdict.noise import Iid, seeded
 from vaerdict.proposals import Prior, Trainable
@@ -187,7 +186,7 @@ class Stack:
 
     def _log_weights(self, x: Tensor, z: Tensor, log_q: Tensor, beta: Tensor | None) -> Tensor:
         """Log-weights with the KL term multiplied by beta: log p(x | z) + beta (log p(z) - log q(z | x))."""
-        log_p = self.density.log_joint(prepared(self.density, x), z)
+        log_p = check_log_joint(self.density.log_joint(prepared(self.density, x), z), log_q, z)
         if beta is None:
             return log_p - log_q
         return log_p - (1 - beta) * Prior(self.density.prior).log_prob(z, x) - beta * log_q
@@ -213,26 +212,13 @@ class Stack:
         """
         source = self.same_noise("held out")
         total = torch.zeros(len(self.members), dtype=torch.float64, device=self.device)
-        with self.evaluating():
+        with evaluating(self.model, self.proposal):
             for batch in blocks(x, chunk, self.n_stacked):
                 q = self.proposal(batch)
                 z = q.transform(self.proposal.noise(batch, k, source))
                 log_w = self._log_weights(batch, z, q.log_prob(z), None).double()
-                worth = log_mean_exp(log_w) if self.learn_model else -torch.logsumexp(2 * log_normalise(log_w), 0)
-                total += worth.sum(-1).reshape(-1)
+                total += (log_mean_exp(log_w) if self.learn_model else _log_ess(log_w)).sum(-1).reshape(-1)
         return total / x.n
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Modules in evaluation mode, and back in the modes they were in."""
-        parts = [p for module in (self.model, self.proposal) for p in module.modules() if p.training]
-        for part in parts:
-            part.training = False
-        try:
-            yield
-        finally:
-            for part in parts:
-                part.training = True
 
     @torch.no_grad()
     def mutual_information(self, x: Observations, *, most: int = 512) -> Tensor:
@@ -241,12 +227,35 @@ class Stack:
         Shapes: ``-> (members,)``.
         """
         batch = x.block(slice(most), self.n_stacked)
-        n, q = batch.shape[-2], self.proposal(batch)
+        with evaluating(self.proposal):
+            n, q = batch.shape[-2], self.proposal(batch)
         z = q.transform(self.proposal.noise(batch, 1, self.same_noise("information")))[0]
         every = z.movedim(-2, 0).unsqueeze(-2).expand(n, *z.shape)  # particle i against each observation j
         log_q = q.log_prob(every)
         own = log_q.diagonal(dim1=0, dim2=-1)
         return (own.mean(-1) - log_mean_exp(log_q, -1).mean(0)).reshape(-1)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Buffers of models and proposals by name; a step may change them, as it does running means."""
+        return _buffers(self.model, self.proposal)
+
+    def rows(self) -> list[Tensor]:
+        """All that training may change, a row a member: parameters, and the buffers that members do not share.
+
+        Shapes: each ``(members, ...)``.
+        """
+        rows = [self.theta.flat.values, self.phi.flat.values]
+        if not self.stacked:
+            return rows + [buffer[None] for buffer in self.buffers().values()]
+        alone = _buffers(self.members[0].model, self.members[0].proposal)
+        return rows + [buffer for name, buffer in self.buffers().items() if buffer.shape != alone[name].shape]
+
+    def share_buffers(self) -> None:
+        """Give every rank the first one's buffers: each saw batches of its own."""
+        if self.group.size > 1:
+            own = list(self.buffers().values())
+            for buffer, first in zip(own, self.group.first([b.cpu() for b in own]), strict=True):
+                buffer.copy_(first)
 
     def every_generator(self) -> list[torch.Generator]:
         """All that is random on this rank."""
@@ -267,6 +276,17 @@ class Stack:
             )
             for i, m in enumerate(self.members)
         ]
+
+
+def _buffers(model: nn.Module, proposal: nn.Module) -> dict[str, Tensor]:
+    parts = {"model": model, "proposal": proposal}.items()
+    return {f"{part}.{name}": b for part, m in parts for name, b in m.named_buffers(remove_duplicate=False)}
+
+
+def _log_ess(log_w: Tensor) -> Tensor:
+    """Log effective sample size; none where no particle has weight. Shapes: ``(K, *batch) -> (*batch)``."""
+    dead = log_w.amax(0) == -torch.inf
+    return torch.where(dead, -torch.inf, -torch.logsumexp(2 * log_normalise(log_w), 0))
 
 
 class Alike(NamedTuple):
