@@ -40,6 +40,15 @@ def test_halves_are_even_in_every_stratum_and_over_all(rng):
             assert abs(2 * first[mine].sum() - mine.sum()) == 1
 
 
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.8])
+def test_a_smaller_share_is_dealt_as_evenly(share, rng):
+    strata = np.array(["a"] * 40 + ["b"] * 20, dtype=object)
+    first = deal(strata, rng, share)
+    assert first.sum() == round(60 * share)
+    for name, n in (("a", 40), ("b", 20)):
+        assert abs(first[strata == name].sum() - share * n) <= 1
+
+
 def test_every_cell_is_as_likely_in_either_half(rng):
     strata = np.array(["a", "a", "a", "b", "b", "c"], dtype=object)
     first = torch.from_numpy(np.stack([deal(strata, rng) for _ in range(20_000)])).double()
@@ -257,7 +266,7 @@ def answer_of(prob: Any, seen: list[dict[str, Any]]) -> Any:
     ("prob", "word"),
     [
         (lambda lfc: np.full(len(lfc), 0.99), words.TOO_MANY),
-        (lambda lfc: (np.abs(lfc) > 0.5).astype(float), words.CALIBRATED),
+        (lambda lfc: (np.abs(lfc) > 0.7).astype(float), words.CALIBRATED),  # well above delta, for estimates err
         (lambda lfc: np.zeros(len(lfc)), words.OPEN),
     ],
     ids=["calls everything", "calls what changed", "calls nothing"],

@@ -98,26 +98,29 @@ def test_verdict_comes_first_and_cells_as_replicates_are_told_apart(tmp_path):
     page = outline(run_in(tmp_path))
     order = [
         "Calibrated: on these data an FDR of 5%",
-        "the model, samples as replicates: 0 of 8 splits",
-        "the model, cells as replicates: 8 of 8 splits",
+        "reported, samples as replicates: 0 of 8 splits",
+        "reported, samples as replicates: 90% intervals hold the true LFC",
+        "reported, cells as replicates: 8 of 8 splits",
+        "the plain bootstrap draws the replicates of the raw counts again, without a law of their dispersion",
         "Warning: the samples",
         "Where nothing changed",
     ]
     places = [page.text.index(part) for part in order]
     assert places == sorted(places)
-    assert "raw counts, samples as replicates: 20" in page.text  # four times the target of five percent
+    assert "plain bootstrap, samples as replicates: 20" in page.text  # four times the target of five percent
+    assert "the model" not in page.text
     assert words.RULE in page.text
     assert "centred scale" in page.text
 
 
 def test_tables_hold_the_numbers_and_their_words(tmp_path):
     said = text(run_in(tmp_path))
-    null = [line for line in said.splitlines() if line.startswith("model, cells ") and "[63 to 100]" in line]
+    null = [line for line in said.splitlines() if line.startswith("reported, cells ") and "[63 to 100]" in line]
     assert len(null) == len(LEVELS)
     assert all(line.endswith("too many false") for line in null)
-    spikes = [line for line in said.splitlines() if line.startswith("raw counts, samples") and "±" in line]
+    spikes = [line for line in said.splitlines() if line.startswith("plain bootstrap, samples") and "±" in line]
     assert sum(line.endswith("too many false") for line in spikes) >= len(LEVELS)
-    assert "FDR MAE): model 6.50, raw counts 6.50" in said
+    assert "FDR MAE): reported 6.50, plain bootstrap 6.50" in said
     assert "too narrow" in said
 
 

@@ -86,6 +86,51 @@ def test_the_results_follow_the_contract(answer):
     json.dumps(found)
 
 
+def test_means_and_shares_are_those_of_the_counts(answer):
+    """What the model says of a gene stands under names of its own."""
+    adata, table = simulated(), answer.table.set_index("gene")
+    share = adata.X / adata.X.sum(1, keepdims=True)
+    for side in "ab":
+        mine = (adata.obs["group"] == side.upper()).to_numpy()
+        assert table[f"mean_{side}"].to_numpy() == pytest.approx(share[mine].mean(0))
+        assert table[f"seen_{side}"].to_numpy() == pytest.approx((adata.X[mine] > 0).mean(0))
+        assert table[f"model_mean_{side}"].to_numpy() == pytest.approx(share[mine].mean(0), rel=0.5)
+        assert not np.allclose(table[f"model_mean_{side}"], table[f"mean_{side}"], rtol=1e-4)
+    up, down = table.loc[["g0", "g1", "g2"], "model_lfc"], table.loc[["g3", "g4", "g5"], "model_lfc"]
+    assert up.min() > 0.5 > -0.5 > down.max()
+    assert not np.allclose(table["model_lfc"], table["lfc_mean"], atol=1e-3)
+
+
+def test_a_contrast_that_batches_confound_costs_no_run(tmp_path):
+    adata = simulated(n=120)
+    adata.obs["batch"] = np.where(adata.obs["group"] == "C", "y", np.where(np.arange(120) % 2 == 0, "x", "w"))
+    adata.obs.loc[adata.obs_names[:30:3], "batch"] = "alone"  # cells of A only
+    options = {"pairs": [("A", "B"), ("A", "C")], "batch_key": "batch", "out": tmp_path, **FAST}
+    found = de.differential_expression(adata, "group", **options)
+    (row,) = found.results["contrasts"]
+    assert (row["name"], row["against_rest"], row["paired"]) == ("A vs B", False, None)
+    assert [row[f"n_cells_{side}"] for side in ("a", "b", "a_used", "b_used")] == [40, 40, 30, 40]
+    assert [words.split(":")[0] for words in found.warnings[1:]] == ["left out", "A vs B"]
+    adata.obs["batch"] = np.roll(adata.obs["batch"], 6)
+    with pytest.raises(SettingError, match="differs in data"):
+        de.differential_expression(adata, "group", **options)
+
+
+def test_a_contrast_whose_cells_have_no_counts_is_said_to_be_left_out():
+    adata = simulated(n=120)
+    adata.obs["type"] = np.where(np.arange(120) < 12, "empty", "full")
+    adata.X[:12] = 0
+    found = de.differential_expression(adata, "group", "A", "B", within="type", **FAST)
+    assert [row["name"] for row in found.results["contrasts"]] == ["A vs B within full"]
+    assert "left out: A vs B within empty, for too few of its cells have counts." in found.warnings
+
+
+def test_no_number_of_genes_means_all_of_them():
+    found = de.differential_expression(simulated(n=60), "group", "A", "B", n_top_genes=0, **FAST)
+    assert len(found.table) == 40
+    assert found.results["settings"]["n_top_genes"] is None
+
+
 def test_groups_of_the_same_population_give_no_discoveries():
     found = de.differential_expression(simulated(null=True, seed=1), "group", "A", "B", **FAST)
     assert found.table.is_de.sum() == 0
@@ -106,7 +151,7 @@ def test_one_against_the_rest_within_types_and_samples_at_once():
 
 
 def test_a_stopped_run_goes_on_to_the_identical_file(tmp_path, monkeypatch):
-    adata, options = simulated(n=150), {"refits": 2, **FAST}
+    adata, options = simulated(n=150), {"refits": 2, "borrow": True, **FAST}
     whole = de.differential_expression(adata, "group", "A", "B", out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
 
@@ -146,6 +191,9 @@ def test_scanpy_reads_the_ranking(answer):
     assert set(frame.names.head(3)) == {"g0", "g1", "g2"}
     assert set(frame.names.tail(3)) == {"g3", "g4", "g5"}
     assert frame.scores.is_monotonic_decreasing
+    table = answer.table.set_index("gene").loc[frame.names]
+    assert frame.pct_nz_group.tolist() == table["seen_a"].tolist()
+    assert frame.pct_nz_reference.tolist() == table["seen_b"].tolist()
 
 
 def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
@@ -165,6 +213,25 @@ def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
     assert set(found.table.nlargest(3, "lfc_mean").gene) == {"g0", "g1", "g2"}
 
 
+def test_counts_are_compared_within_the_batches_of_a_given_model():
+    """Genes of which only the batches differ, and groups in unlike batches: nothing changed."""
+    rivals = pytest.importorskip("vaerdict.experiments.rivals")
+    scvi = pytest.importorskip("scvi")
+    adata, rng = simulated(n=150, null=True), np.random.default_rng(1)
+    far = rng.random(150) < np.where(adata.obs["group"] == "B", 0.8, 0.2)
+    adata.X[far, 20:30] = rng.poisson(4 * adata.X[far, 20:30])
+    adata.obs["batch"] = np.where(far, "y", "x")
+    with rivals.contained(0):
+        scvi.model.SCVI.setup_anndata(adata, batch_key="batch")
+        model = scvi.model.SCVI(adata, n_hidden=8, n_latent=2)
+        model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False, logger=False)
+    found = de.differential_expression(adata, "group", "A", "B", model=model, **FAST)
+    adata.obs["all"] = "one"
+    mixed = de.differential_expression(adata, "group", "A", "B", model=model, batch_key="all", **FAST)
+    assert (found.table.is_de.sum(), mixed.table.is_de.sum() >= 8) == (0, True)
+    assert found.results["contrasts"][0]["n_cells_a_used"] == mixed.results["contrasts"][0]["n_cells_a_used"] == 50
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -175,6 +242,8 @@ def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
         ({"objectives": ["GAN"]}, "objectives .*GAN"),
         ({"refits": 1}, "at least two, or 0"),
         ({"n_draws": 0}, "n_draws=0"),
+        ({"n_top_genes": 1}, "n_top_genes=1: at least 2 genes are needed to compare; 0 for all"),
+        ({"n_top_genes": -5}, "n_top_genes=-5: at least 2"),
         ({"sample_key": "donor"}, "sample_key='donor' is no column"),
     ],
 )

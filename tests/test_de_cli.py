@@ -38,6 +38,7 @@ def test_a_run_writes_its_folder_and_says_the_verdict_first(command, data, tmp_p
     code, out, err = command(*words)
     assert (code, err) == (0, "")
     assert "genes are called in A vs B at an expected FDR of 0.05" in out.splitlines()[0]
+    assert out.splitlines()[1] == "Compared were 40 of 40 genes: seen in at least 3 cells of a group."
     assert "k-hat" in out
     assert "g0" in out
     assert {"de.csv", "results.json", "manifest.json", "latent.h5ad", "report.html"} <= {
@@ -66,6 +67,8 @@ def test_workers_change_nothing(command, data, tmp_path):
         (("--groupby", "grp", "--groups", "A", "B"), "groupby='grp' is no column of obs"),
         (("--groupby", "group", "--groups", "A", "Z"), "is no group of 'group'"),
         (("--groupby", "group"), "name two with --groups"),
+        (("--groupby", "group", "--groups", "A", "B", "--keep-genes", "g1, G2"), "'G2' (did you mean 'g2'?)"),
+        (("--groupby", "group", "--groups", "A", "B", "--gene-symbols", "name"), "gene_symbols='name' is no column of"),
         (("--groupby", "group", "--groups", "A", "B", "--scale", "ln"), "scale='ln'"),
         (("--groupby", "group", "--groups", "A", "B", "--model", "nowhere"), "nowhere holds no model.pt"),
         (("--groupby", "group", "--groups", "A", "B", "--layer", "raw"), "layer='raw' is not there"),

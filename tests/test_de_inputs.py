@@ -70,7 +70,7 @@ BAD = {
     "unknown group": (lambda a: None, {"group_b": "C"}, SettingError, "group_b='C' is no group.*there are A, B"),
     "equal groups": (lambda a: None, {"group_b": "A"}, SettingError, "both 'A'"),
     "group_b alone": (lambda a: None, {"group_a": None}, SettingError, "without group_a"),
-    "too few cells": (few_of_b, {}, SettingError, "group 'B' has 2 cells; at least 3"),
+    "too few cells": (few_of_b, {}, SettingError, "group B has 2 cells; at least 3"),
     "negative": (filled(-1), {}, DataError, r"negative values \(down to -1\)"),
     "not whole": (filled(1.5), {}, DataError, "no whole numbers, such as 1.5; start from the raw counts"),
     "NaN": (filled(np.nan), {}, DataError, "1 values that are NaN"),
@@ -79,6 +79,8 @@ BAD = {
     "normalised": (normalised(False), {}, DataError, "holds normalised values .*10000 in every cell"),
     "no such layer": (normalised(True), {"layer": "cuonts"}, SettingError, "did you mean 'counts'"),
     "no genes": (lambda a: a[:, :0].copy(), {}, DataError, "60 cells and 0 genes"),
+    "unknown gene": (lambda a: None, {"keep_genes": ["g1", "G3"]}, SettingError, "1 genes .*'G3' .did you mean 'g3'"),
+    "no such symbols": (lambda a: None, {"gene_symbols": "symbol"}, SettingError, "no column of var; there are none"),
     "rare genes": (lambda a: None, {"min_cells": 99}, DataError, "0 genes are seen in at least 99 cells"),
 }
 
@@ -163,6 +165,27 @@ def test_variable_genes_are_chosen_and_failure_is_said(monkeypatch):
     counts = read(adata, n_top_genes=5)
     assert len(counts.genes) == 40
     assert "near singularities" in counts.selection
+
+
+def test_genes_asked_for_are_compared_whatever_their_variance():
+    adata = small(genes=40)
+    adata.X[:, 7] = 6 * (np.arange(60) % 2)
+    adata.X[:, 3] = 0
+    adata.X[:2, 3] = 1  # too rare to be compared
+    counts = read(adata, n_top_genes=5, keep_genes=["g20", "g7", "g3", "g20"])
+    assert len(counts.genes) == 6
+    assert {"g7", "g20"} <= set(counts.genes)
+    assert counts.selection.endswith("5 most variable (seurat_v3) and 1 asked for")
+    assert counts.warnings == ["seen in fewer than 3 cells of a group and not compared: g3."]
+
+
+def test_symbols_name_the_genes_and_the_names_of_the_file_are_kept():
+    adata = small()
+    adata.var["symbol"] = ["CD3D", "CD3D", None, "LYZ", *"abcd"]
+    counts = read(adata, gene_symbols="symbol", keep_genes=["LYZ"])
+    assert counts.genes == ["CD3D", "CD3D-1", "g2", "LYZ", *"abcd"]
+    assert counts.ids == list(adata.var_names)
+    assert read(adata).ids is None
 
 
 def uneven(n: int, genes: int) -> Any:
@@ -256,6 +279,107 @@ def test_within_makes_a_contrast_of_each_type_and_says_which_it_leaves_out():
     assert [c.name for c in found] == ["A vs B within t", "A vs B within u"]
     assert len(said) == 1
     assert "within rare has 1 cells" in said[0]
+
+
+def test_names_of_groups_cannot_be_taken_for_ours():
+    """A group called "not X" is not the rest of X, nor one called "rest" the rest."""
+    names = ["responder", "not responder", "'not responder'", "rest", "a vs b", "b", "a"]
+    group = np.repeat(np.array(names, dtype=object), np.arange(3, 10))
+    pairs = [*plan.asked(plan.Labels("g", group), None, None, None), ("a", "rest"), ("a", "b")]
+    found = plan.contrasts(plan.Labels("g", group), pairs, [])
+    assert len({c.name for c in found}) == len(found) == 9
+    cells = {}
+    for side in (side for c in found for side in (c.a, c.b)):
+        assert cells.setdefault(side.name, side.cells.tolist()) == side.cells.tolist()
+    assert len(cells) == 2 * len(names)
+    by_name = {c.name: c for c in found}
+    assert by_name["responder vs rest"].b.name == "not responder"
+    assert (by_name["a vs rest"].rest, by_name["a vs 'rest'"].rest) == (True, False)
+    assert len(by_name["a vs 'rest'"].b.cells) == 6
+
+
+def batched(batch: list[str | None]) -> plan.Labels:
+    """Cells of groups A, B and C in turn, in these batches."""
+    group = np.array(["A", "B", "C"] * (len(batch) // 3), dtype=object)
+    return plan.Labels("group", group, batch=np.array(batch, dtype=object))
+
+
+def test_what_batches_confound_is_left_out_before_anything_is_trained():
+    known, said = batched(["x", "x", "y"] * 6), []
+    (found,) = plan.contrasts(known, [("A", "B"), ("A", "C")], said)
+    assert (found.name, found.used) == ("A vs B", (6, 6))
+    assert said == [
+        "left out: no batch holds 2 cells of both sides of A vs C: groups and batches cannot be told apart; leave "
+        "batch_key out, or compare other groups."
+    ]
+    with pytest.raises(DataError, match="sides of A vs C: groups and batches cannot be told apart"):
+        plan.contrasts(known, [("A", "C")], [])
+
+
+def test_cells_whose_batch_lacks_the_other_side_are_counted():
+    said: list[str] = []
+    known = batched(["x", "x", "x"] * 4 + ["a", "x", "x"] * 2 + [None, "b", "x"] + ["one", "one", "x"])
+    (found,) = plan.contrasts(known, [("A", "B")], said)
+    assert (len(found.a.cells), found.used) == (8, (4, 6))
+    assert said == [
+        "A vs B: the counts of 4 of 8 cells of A and 2 of 8 cells of B are not compared, for their batches do not hold "
+        "both sides."
+    ]
+
+
+def test_samples_and_batches_that_cannot_be_told_apart_are_refused():
+    group = np.array(["A", "A", "B", "B"] * 3, dtype=object)
+    sample = np.array(["a0", "a1", "b0", "b1"] * 3, dtype=object)
+
+    def used(*batch: str, paired: bool = False) -> tuple[int, int]:
+        owner = np.array(["s0", "s1"] * 6, dtype=object) if paired else sample
+        known = plan.Labels("group", group, sample=owner, batch=np.array(batch * 3, dtype=object))
+        return plan.contrasts(known, [("A", "B")], [])[0].used
+
+    assert used("x", "x", "x", "y") == (6, 3)
+    assert used("x", "x", "y", "y", paired=True) == (6, 6)
+    with pytest.raises(DataError, match="no batch holds 2 cells of both sides"):
+        used("x", "x", "y", "y")
+    with pytest.raises(DataError, match="no batch holds two samples of a side of A vs B beside one of the other"):
+        used("x", "y", "x", "y")
+
+
+def test_small_samples_and_cells_of_none_are_counted():
+    adata, said = small(), []
+    sample = adata.obs["sample"].astype(object).to_numpy()
+    sample[[0, 2]], sample[[4, 6, 8]] = "tiny", None
+    adata.obs["sample"] = sample
+    (found,) = plan.contrasts(labels(adata, sample="sample"), [("A", "B")], said)
+    assert len(found.a.cells) == 25
+    assert said == ["left out of A: 1 samples of fewer than 3 cells (2 cells) and 3 cells of no sample."]
+
+
+@pytest.mark.parametrize(
+    ("shared", "paired", "words"),
+    [
+        (0, False, []),
+        (1, False, ["A vs B: 1 of 5 samples gave cells to both sides, so that none are taken as pairs."]),
+        (3, True, []),
+    ],
+)
+def test_samples_are_pairs_if_all_are_on_both_sides(shared, paired, words):
+    adata, said = small(), []
+    owner = np.arange(60) // 2 % 3
+    adata.obs["sample"] = [f"s{i}" if i < shared else f"{g}{i}" for i, g in zip(owner, adata.obs["group"], strict=True)]
+    (found,) = plan.contrasts(labels(adata, sample="sample"), [("A", "B")], said)
+    assert (found.paired, said) == (paired, words)
+    assert plan.contrasts(labels(adata), [("A", "B")], [])[0].paired is None
+
+
+@pytest.mark.parametrize("name", [0, "0", 0.0, np.float32(0), np.int64(0)])
+def test_whole_numbers_name_groups_however_they_are_written(name):
+    adata = small()
+    adata.obs["leiden"] = np.where(np.arange(60) % 7 == 0, np.nan, np.arange(60) % 3)
+    found = inputs.column(adata, "leiden", role="groupby")
+    assert set(found) == {"0", "1", "2", None}
+    assert inputs.check_group(name, found, role="group_a", column="leiden") == "0"
+    adata.obs["dose"] = [0.5, 1.0] * 30
+    assert set(inputs.column(adata, "dose", role="groupby")) == {"0.5", "1"}
 
 
 def test_samples_are_the_units_and_too_few_are_refused():

@@ -22,8 +22,7 @@ from vaerdict.core import DataError
 from vaerdict.report import de_table, document, markdown, render, text
 from vaerdict.report.de_plots import check_picture, khat_picture
 from vaerdict.report.de_table import MEASURES, read, script_safe
-from vaerdict.report.de_truth import MODEL, OVERALL, Checked, Known, Said, sentences, truth_answers
-from vaerdict.report.de_words import headline, next_steps
+from vaerdict.report.de_truth import OVERALL, REPORTED, Checked, Known, Said, sentences, truth_answers
 from vaerdict.report.page import page as html_page
 from vaerdict.report.render import load
 
@@ -150,7 +149,7 @@ def section(folder: Path, heading: str) -> document.Section:
 
 
 def test_truth_stands_beside_the_answer(run):
-    """Counted anew from the files, for the model and for the raw counts."""
+    """Counted anew from the files, for what is reported and for the plain bootstrap."""
     results = json.loads((run / "results.json").read_text())
     assert load(run).sections[0].heading == "Truth beside the answer"
     table = next(b for b in section(run, "Truth beside the answer").blocks if isinstance(b, document.Table))
@@ -158,7 +157,7 @@ def test_truth_stands_beside_the_answer(run):
     for row in table.rows:
         rows = [r for r in csv_rows(run) if row["name"] in (r["contrast"], OVERALL)]
         truth = np.array([results["truth"][r["contrast"]][r["gene"]] for r in rows])
-        flag, lfc = ("is_de", "lfc_mean") if row["method"] == MODEL else ("raw_is_de", "raw_lfc")
+        flag, lfc = ("is_de", "lfc_mean") if row["method"] == REPORTED else ("raw_is_de", "raw_lfc")
         called, real = np.array([r[flag] == "True" for r in rows]), np.abs(truth) >= DELTA
         assert (row["called"], row["false"], row["found"]) == (
             called.sum(),
@@ -170,7 +169,7 @@ def test_truth_stands_beside_the_answer(run):
         assert row["error"] == pytest.approx(
             np.mean([abs(float(r[lfc]) - t) for r, t in zip(rows, truth, strict=True)])
         )
-        if row["method"] == MODEL:
+        if row["method"] == REPORTED:
             held = [float(r["lfc_low"]) <= t <= float(r["lfc_high"]) for r, t in zip(rows, truth, strict=True)]
             assert row["coverage"] == pytest.approx(np.mean(held))
             assert 0.01 < row["fdp"] < 0.1
@@ -373,39 +372,6 @@ def test_a_page_too_large_for_a_phone_holds_the_surest_genes(tmp_path, monkeypat
         assert contrast["columns"]["gene"] == [row["gene"] for row in rows if row in kept]
         assert contrast["n_genes"] == 50
         assert contrast["n_called"] == sum(row["is_de"] == "True" for row in rows)
-
-
-# ---------------------------------------------------------------------------------------------------------- words
-GENES = {"a": {"gene": ["x", "y"], "is_de": [True, False]}}
-
-
-@pytest.mark.parametrize(
-    ("verdict", "says", "advises", "silent"),
-    [
-        (("certified", "fits", "samples"), "samples are the replicates", "can be used", "--sample-key"),
-        (("certified", "fits", "cells"), "cells are the replicates", "--sample-key", "Do not use"),
-        (("caution", "fits", "samples"), "calls for caution", "more draws", "can be used"),
-        (("refused", "fits", "samples"), "is refused", "Do not use the list", "can be used"),
-        (("certified", "wrong", "samples"), "does not fit", "raw counts", "can be used"),
-        (("certified", "doubtful", "samples"), "fit of the model is doubtful", "raw-count columns", "can be used"),
-    ],
-)
-def test_words_follow_the_verdict(verdict, says, advises, silent):
-    record = dict(zip(("inference", "model", "replicates"), verdict, strict=True))
-    assert says in headline(record, [{"name": "a", "level": 0.1}], GENES)
-    assert "1 of 2 genes are called at a false discovery rate of 10%." in headline(
-        record, [{"name": "a", "level": 0.1}], GENES
-    )
-    assert advises in next_steps(record)
-    assert silent not in next_steps(record)
-
-
-def test_a_run_without_refits_is_a_first_look(tmp_path):
-    verdict = {"inference": "certified", "model": "fits", "replicates": "samples"}
-    assert next_steps(verdict, 3) == next_steps(verdict) == "What to do next: The list can be used at its stated rate."
-    assert "as a first look. Run with --refits 3" in next_steps(verdict, 0)
-    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1], settings={"effort": {"refits": 0, "recipes": ["VAE"]}})
-    assert "as a first look" in text(folder)
 
 
 def test_pictures_say_what_they_show():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from test_de_analysis import FAST, simulated
 from vaerdict import de
 from vaerdict.core import DataError, SettingError
 from vaerdict.de import draws, inputs
+from vaerdict.de.anchored import MOST_MISSED
 from vaerdict.de.contrast import INTERVAL, Effect
 from vaerdict.de.fitting import FULL, MOST_TRAINING
 from vaerdict.de.results import read_table
-from vaerdict.de.verdict import _CAUTION, _CERTIFIED
+from vaerdict.de.verdict import _CAUTION, _CERTIFIED, FEW
 from vaerdict.report.de_table import MEASURES
 
 pd = pytest.importorskip("pandas")
@@ -64,6 +66,52 @@ def test_a_damaged_run_is_named(answer, tmp_path, name):
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:100])
     with pytest.raises(DataError, match="run `vaerdict de` again"):
         de.DEResult.load(tmp_path)
+
+
+def test_what_else_is_known_of_the_cells_does_not_stop_a_run(tmp_path):
+    """A column of strings and numbers cannot be written; only the labels used are."""
+    adata = simulated(n=90)
+    adata.obs["donor"] = [1 if i % 2 else "d2" for i in range(90)]
+    adata.obs["group"] = adata.obs["group"].where(np.arange(90) > 3)
+    found = de.differential_expression(adata, "group", "A", "B", batch_key="donor", out=tmp_path, **FAST)
+    assert list(found.obs.columns) == ["group", "donor"]
+    back = de.DEResult.load(tmp_path)
+    assert back.obs["donor"].astype(str).tolist() == found.obs["donor"].astype(str).tolist()
+    assert set(back.obs["donor"]) == {"1", "d2"}
+    assert back.obs.index.tolist() == adata.obs_names[back.cells].tolist()
+
+
+def test_cells_that_cannot_be_written_cost_no_genes(answer, tmp_path):
+    (tmp_path / "latent.h5ad").write_text("of an earlier run")
+    odd = replace(answer, obs=answer.obs.assign(mixed=[1, "a"] * (len(answer.obs) // 2)))
+    odd.save(tmp_path)
+    assert not (tmp_path / "latent.h5ad").exists()
+    assert not list(tmp_path.glob("partial-*"))
+    back = de.DEResult.load(tmp_path)
+    pd.testing.assert_frame_equal(back.table, answer.table, check_exact=True)
+    assert any(words.startswith("latent.h5ad was not written (") for words in back.warnings)
+    assert (len(back.obs), back.cells.shape, back.latent.shape) == (0, (0,), (0, 0))
+    assert np.array_equal(back.draws, answer.draws)
+
+
+def test_names_that_look_like_numbers_stay_names(answer, tmp_path):
+    genes = [f"0{100 + i}" for i in range(40)] * 2
+    replace(answer, table=answer.table.assign(gene=genes, contrast=["1"] * 40 + ["2"] * 40)).save(tmp_path)
+    back = de.DEResult.load(tmp_path).table
+    assert back["gene"].tolist() == genes
+    assert set(back["contrast"]) == {"1", "2"}
+
+
+def test_symbols_stand_beside_the_names_of_the_file(tmp_path):
+    adata = simulated(n=90)
+    adata.var["symbol"] = [f"S{i}" for i in range(40)]
+    found = de.differential_expression(adata, "group", "A", "B", gene_symbols="symbol", out=tmp_path, **FAST)
+    assert list(found.table.columns) == ["contrast", "gene", "gene_id", *list(de.COLUMNS)[2:]]
+    assert found.table["gene"].tolist() == adata.var["symbol"].tolist()
+    back = de.DEResult.load(tmp_path)
+    pd.testing.assert_frame_equal(back.table, found.table, check_exact=True)
+    back.to_scanpy(adata)
+    assert set(adata.uns["rank_genes_groups"]["names"]["A"]) == set(adata.var_names)
 
 
 # -------------------------------------------------------------------------------------------------------- draws
@@ -145,6 +193,8 @@ def test_documentation_says_the_limits_and_scales_of_the_code():
     assert all(rest.startswith(de.ESTIMANDS[name].target) for name, rest in rows_under("Scales").items())
     assert f"{INTERVAL:.0%} credible" in text
     assert f"at least {100 * _CERTIFIED:.0f} %, at least {100 * _CAUTION:.0f} %, fewer" in text
+    assert f"at least {FEW['cells']} cells, or {FEW['samples']} samples" in text
+    assert f"the counts of more than {100 * MOST_MISSED:.0f} % of the genes contradict the model" in text
     assert f"{inputs.HELD // 2**20} MB" in text
     assert f"{MOST_TRAINING:,}" in text
     assert f"{draws.MOST_DRAWS} for each gene" in text

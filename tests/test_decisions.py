@@ -74,6 +74,17 @@ def test_q_values_say_at_which_level_a_hypothesis_is_called(generator):
     assert torch.equal(q.argsort(), prob.argsort(descending=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("level", [0.01, 0.05, 0.1, 0.3])
+def test_rounding_does_not_decide_how_many_are_called(level, dtype):
+    """The mean of equal rates is that rate, however their sum is rounded on the way."""
+    for n in (1, 3, 10, 1000, 100_000):
+        prob = torch.full((n,), 1 - level, dtype=dtype)
+        assert decisions.discoveries(prob, level).all()
+        assert (decisions.q_values(prob) <= level).all()
+        assert not decisions.discoveries(prob - 1e-5, level).any()
+
+
 @pytest.mark.parametrize(
     ("prob", "message"),
     [

@@ -148,6 +148,9 @@ def de(
     fdr: words.Fdr = 0.05,
     scale: words.Scale = "centred",
     genes: words.Genes = 2000,
+    keep_genes: words.KeepGenes = None,
+    gene_symbols: words.GeneSymbols = None,
+    borrow: words.Borrow = False,
     objectives: words.Objectives = None,
     refits: words.Refits = None,
     model: words.ModelDir = None,
@@ -181,7 +184,10 @@ def de(
             delta=delta,
             level=fdr,
             scale=scale,
-            n_top_genes=genes or None,
+            n_top_genes=genes,
+            keep_genes=words.names_of(keep_genes),
+            gene_symbols=gene_symbols,
+            borrow=borrow,
             objectives=objectives.split(",") if objectives else None,
             refits=refits,
             quick=quick,
@@ -205,6 +211,7 @@ def calibrate(
     balance: checking.Balance = None,
     splits: checking.Splits = 20,
     spikes: checking.Spikes = 10,
+    share: checking.Share = 0.5,
     batch_key: words.BatchKey = None,
     layer: words.Layer = None,
     delta: words.Delta = 0.5,
@@ -235,6 +242,7 @@ def calibrate(
             [*(groups or []), *more.args],
             splits=splits,
             spikes=spikes,
+            share=share,
             within=within,
             sample_key=sample_key,
             balance=balance,
@@ -306,16 +314,30 @@ def bench(
         str, typer.Argument(help="psis, ppca, samplers, ladder, counts, de, scaling, gpu, million or all.")
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--against", help="src of another checkout: time its version beside this one.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="How often each version runs, with --against.")] = 3,
     out: Out = Path("runs/bench"),
     as_json: Json = False,
 ) -> None:
     """Measure speed as a ratio against a peer, both timed in this run, and how costs grow."""
-    from vaerdict.benchmarks import BENCHMARKS, run, unfit
+    from vaerdict.benchmarks import BENCHMARKS, against, run, unfit
     from vaerdict.experiments.runner import write_json
     from vaerdict.report import render, text
     from vaerdict.report.bench import text as tables
 
+    def show(result: dict[str, Any], name: str) -> None:
+        write_json(out / f"{name}.json", result)
+        _print_json(result) if as_json else screen.print(tables(result), markup=False, highlight=False, soft_wrap=True)
+
     every = name == "all"
+    if source is not None:
+        for each in against.known(source) if every else [name]:
+            with progress_bar() as progress:
+                result = against.run(each, source, repeats=repeats, quick=quick, progress=progress)
+            show(result, f"against-{each}")
+        return
     for each in BENCHMARKS if every else [name]:
         reason = unfit(each) if every else None
         if reason is not None:
@@ -323,8 +345,7 @@ def bench(
             continue
         with progress_bar() as progress:
             result = run(each, quick=quick, progress=progress, keep=partial(write_json, out / f"{each}.json"))
-        write_json(out / f"{each}.json", result)
-        _print_json(result) if as_json else screen.print(tables(result), markup=False, highlight=False, soft_wrap=True)
+        show(result, each)
     if every and not as_json:
         _print_text(text(out, most=1), render(out))
 

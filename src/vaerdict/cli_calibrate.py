@@ -18,6 +18,9 @@ Groups = Annotated[
     list[str] | None, typer.Option(help="Groups whose cells are halved, each on its own; the largest by default.")
 ]
 Splits = Annotated[int, typer.Option(min=0, help="Random halves in which nothing changed, of each group.")]
+Share = Annotated[
+    float, typer.Option(min=0.01, max=0.99, help="Share of the cells in the first half: 0.1 for groups of unlike size.")
+]
 Spikes = Annotated[int, typer.Option(min=0, help="Random halves between which changes are planted, of each group.")]
 SampleKey = Annotated[
     str | None, typer.Option(help="Column of obs with samples: whole samples are split, and are the replicates.")

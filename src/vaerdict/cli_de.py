@@ -33,9 +33,25 @@ Delta = Annotated[float, typer.Option(help="Least |log2 fold change| of a differ
 Fdr = Annotated[float, typer.Option(help="Expected share of false discoveries, over all contrasts.")]
 Scale = Annotated[str, typer.Option(help="centred (to the median gene), proportion, or pair (single cells).")]
 Genes = Annotated[int, typer.Option(min=0, help="Most variable genes to keep; 0 for all.")]
-Refits = Annotated[int | None, typer.Option(min=0, help="Bootstrap refits of the model: 3, or 0 with --quick.")]
+Borrow = Annotated[
+    bool,
+    typer.Option(
+        "--borrow",
+        help="Cells without a label are of the kinds compared: where the model, which learns from them, knows more of "
+        "a gene than its counts, let it decide.",
+    ),
+]
+KeepGenes = Annotated[
+    str | None, typer.Option(help="Genes to compare whether or not they are among the most variable: NAME,NAME,...")
+]
+GeneSymbols = Annotated[str | None, typer.Option(help="Column of var with the names that genes have in the table.")]
+Refits = Annotated[
+    int | None, typer.Option(min=0, help="Bootstrap refits where the model may decide: 3, or 0 with --quick.")
+]
 Objectives = Annotated[str | None, typer.Option(help="Objectives to train by: VAE,IWAE by default; also WW, CHI.")]
-ModelDir = Annotated[Path | None, typer.Option(help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to use.")]
+ModelDir = Annotated[
+    Path | None, typer.Option(help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to use, with its batches.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="One model, few epochs, no refits: a first look.")]
 
 EngineName = Annotated[str, typer.Option(help="Who does the work: local (this machine) or ray (a cluster).")]
@@ -52,6 +68,11 @@ def pairs_of(groups: list[str], one_vs_rest: bool) -> list[Pair] | None:
     if not groups:
         raise SettingError("no groups to compare; name two with --groups A B, or ask for --one-vs-rest.")
     return all_pairs(groups)
+
+
+def names_of(words: str | None) -> list[str]:
+    """Names that commas part."""
+    return [name.strip() for name in (words or "").split(",") if name.strip()]
 
 
 def threads(workers: int | None) -> Engine | None:
@@ -95,7 +116,9 @@ def summary(result: Any) -> str:
     genes = [line for contrast in result.results["contrasts"] for line in _contrast(result, contrast)]
     repeated = set(result.verdict["words"])
     notes = [f"note: {words}" for words in result.warnings if words not in repeated]
-    return "\n".join([*result.verdict["words"], "", *groups, *genes, "", *notes]).rstrip()
+    found, *rest = result.verdict["words"]
+    tested = f"Compared were {result.results['genes_words']}."
+    return "\n".join([found, tested, *rest, "", *groups, *genes, "", *notes]).rstrip()
 
 
 def _contrast(result: Any, contrast: dict[str, Any]) -> list[str]:

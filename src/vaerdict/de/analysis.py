@@ -32,6 +32,9 @@ def differential_expression(
     scale: str = "centred",
     min_cells: int = 3,
     n_top_genes: int | None = 2000,
+    keep_genes: Sequence[str] | None = None,
+    gene_symbols: str | None = None,
+    borrow: bool = False,
     objectives: Sequence[str] | None = None,
     refits: int | None = None,
     n_draws: int | None = None,
@@ -52,19 +55,31 @@ def differential_expression(
     `level` is the FDR of the genes called, over all contrasts. The `scale` is "centred" (changes relative to the median
     gene), "proportion", or "pair" (single cells, as in scvi-tools).
 
-    Models are trained by `objectives` (VAE and IWAE; any of VAE, IWAE, WW, CHI), on `device`, and the one with the best
-    refined held-out evidence is kept; or `model` is a fitted scvi-tools model, whose own error is then not assessed.
-    `refits` (3; 0 with `quick`) bootstrap refits let the model's error into the intervals. With `out`, a folder,
-    finished stages are stored and a run that was stopped goes on there; the results are written there too. The same
-    seed gives the same table.
+    Compared are genes seen in at least `min_cells` cells of a group: the `n_top_genes` most variable of them (0 or None
+    for all), and those of `keep_genes`. `gene_symbols` names a column of var whose values stand in the table for
+    var_names, which are then in its column ``gene_id``.
+
+    The counts decide, over-dispersed as they are between cells or samples and shrunk by what all genes show; a model is
+    held against them and gives the latents. Models are trained by `objectives` (VAE and IWAE; any of VAE, IWAE, WW,
+    CHI), on `device`, and the one with the best refined held-out evidence is kept; or `model` is a fitted scvi-tools
+    model, within whose registered batches the counts are compared unless `batch_key` names others. With `borrow` cells
+    without a label are taken to be of the kinds compared: where few cells are labelled the model, which learns from up
+    to 10,000, may then know more of a gene than their counts, and decides it (`vaerdict.de.anchored`); `refits` (3; 0
+    with `quick`) bootstrap refits let its error into the intervals. With `out`, a folder, finished stages are stored
+    and a run that was stopped goes on there; the results are written there too. The same seed gives the same table.
 
     Blocks of cells are refined and averaged by the `engine`: threads of this process by default, or any of
     `vaerdict.engines`, which all give the same table. Memory: the counts of a backed file are kept as long as the
     non-zero ones of the genes chosen take no more than 128 MB, and are else read again block by block; dense are 10,000
-    cells while models train, and 256 cells for each worker afterwards; of each cell some 500 bytes are kept.
+    cells while models train, and 256 cells for each worker afterwards; of each cell some 500 bytes are kept. Layers are
+    not left on disk: a `layer` is in memory whole.
     """
     adata = inputs.open_data(adata) if isinstance(adata, (str, Path)) else adata
-    labels = _labels(adata, groupby, within, sample_key)
+    given = None if model is None else _wrapped(model)
+    adata = adata.to_memory() if given is not None and getattr(adata, "isbacked", False) else adata
+    labels = _labels(adata, groupby, within, sample_key, batch_key)
+    if given is not None and batch_key is None:
+        labels = replace(labels, batch=given.batches(adata))
     options = Options(
         groupby=groupby,
         pairs=tuple(plan.asked(labels, group_a, group_b, pairs)),
@@ -76,14 +91,16 @@ def differential_expression(
         level=level,
         scale=scale,
         min_cells=min_cells,
-        n_top_genes=n_top_genes,
+        n_top_genes=n_top_genes or None,
         quick=quick,
         effort=_effort(quick, objectives, refits if model is None else 0, n_draws),
         seed=seed,
         model=None if model is None else type(model).__name__,
+        borrow=borrow,
+        keep_genes=tuple(keep_genes or ()),
+        gene_symbols=gene_symbols,
     )
     folder = None if out is None else Path(out)
-    given = None if model is None else _wrapped(model)
     with started(engine):
         result = Run(adata, options, labels, given, device, folder, progress, engine).result()
     if out is not None:
@@ -91,11 +108,10 @@ def differential_expression(
     return result
 
 
-def _labels(adata: Any, groupby: str, within: str | None, sample_key: str | None) -> plan.Labels:
-    keys = {"groupby": groupby, "within": within, "sample_key": sample_key}
-    found = [None if key is None else inputs.column(adata, key, role=role) for role, key in keys.items()]
-    assert found[0] is not None
-    return plan.Labels(groupby, found[0], *found[1:])
+def _labels(adata: Any, groupby: str, within: str | None, sample_key: str | None, batch_key: str | None) -> plan.Labels:
+    keys = {"within": within, "sample_key": sample_key, "batch_key": batch_key}
+    found = (None if key is None else inputs.column(adata, key, role=role) for role, key in keys.items())
+    return plan.Labels(groupby, inputs.column(adata, groupby, role="groupby"), *found)
 
 
 def _effort(quick: bool, objectives: Sequence[str] | None, refits: int | None, n_draws: int | None) -> Effort:

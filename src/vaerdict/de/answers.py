@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import DataError, Progress
-from vaerdict.de.anchored import Shares, anchor, count_law, sample_law
+from vaerdict.core import Progress
+from vaerdict.de.anchored import anchor
 from vaerdict.de.cells import CellPosterior
 from vaerdict.de.compare import Support, Uncertainty, support
 from vaerdict.de.contrast import Comparison, Effect, Estimand, comparison, joint_effect
-from vaerdict.de.plan import Contrast, Side
-from vaerdict.de.replicates import between, group_lfc, replicate_effect, spread
+from vaerdict.de.laws import Law, Shares, count_law, paired_law, sample_law
+from vaerdict.de.plan import FEWEST_IN_BATCH, Contrast, Side
+from vaerdict.de.replicates import group_lfc, replicate_effect, spread
 from vaerdict.de.streams import Population, averages, fixed_averages
 from vaerdict.de.weighting import Equal
 from vaerdict.decisions import discoveries, expected_fdr, q_values, ranking
@@ -36,11 +38,16 @@ COLUMNS = {
     "q_value": "smallest posterior expected FDR, over all contrasts, at which the gene is called",
     "is_de": "whether it is called at the FDR asked for",
     "mcse": "Monte-Carlo error of prob_de",
-    "mean_a": "mean proportion of the gene in group a",
-    "mean_b": "in group b",
-    "raw_lfc": "log2 fold change by a bootstrap of the raw counts, without a model",
+    "mean_a": "mean proportion of the gene in the cells of group a, by the raw counts",
+    "mean_b": "in those of group b",
+    "seen_a": "share of the cells of group a in which the gene is seen",
+    "seen_b": "of those of group b",
+    "model_lfc": "mean of the log2 fold change by the model, before it is held against the counts",
+    "model_mean_a": "mean proportion of the gene in group a by the model",
+    "model_mean_b": "in group b",
+    "raw_lfc": "log2 fold change by a plain bootstrap of the raw counts",
     "raw_prob_de": "its probability that |LFC| is at least delta",
-    "raw_is_de": "whether it is called by the raw counts",
+    "raw_is_de": "whether that bootstrap calls it",
     "q_value_contrast": "as q_value, in this contrast alone",
 }
 """The columns of the table of genes, and what they hold."""
@@ -154,45 +161,53 @@ class Held(NamedTuple):
     missed: float | None = None
 
 
-class Raw(NamedTuple):
-    """Raw counts of what is compared: proportions by side and batch, and bootstrapped means by population."""
+Stratum = tuple[str, int | None, str | None]
+"""A side, or its cells of a batch, or of a sample, or of both."""
 
-    shares: Mapping[str, Shares]
+
+class Raw(NamedTuple):
+    """Raw counts of what is compared: proportions by side, batch and sample, and bootstrapped means by population."""
+
+    shares: Mapping[Stratum, Shares]
     means: Mapping[str, Tensor]
+    n_batches: int
 
     @staticmethod
-    def strata(contrasts: Sequence[Contrast], batches: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The cells of every side in every batch, where there are at least two. Shapes: ``(cells,)`` masks."""
-        sides = {s.name: s.cells for c in contrasts for s in (c.a, c.b)}
-        parts = {_stratum(name, i): c[mask[c]] for name, c in sides.items() for i, mask in enumerate(batches)}
-        return {name: cells for name, cells in parts.items() if len(cells) > 1}
+    def strata(contrasts: Sequence[Contrast], batches: Sequence[Tensor]) -> dict[Stratum, Tensor]:
+        """The cells that are looked at together, where there are at least two. Shapes: ``batches (cells,)`` masks."""
+        parts: dict[Stratum, Tensor] = {}
+        for side in (side for c in contrasts for side in (c.a, c.b)):
+            parts[side.name, None, None] = side.cells
+            parts |= {(side.name, None, sample): cells for sample, cells in side.samples.items()}
+            for i, mask in enumerate(batches):
+                parts[side.name, i, None] = side.cells[mask[side.cells]]
+                parts |= {(side.name, i, sample): cells[mask[cells]] for sample, cells in side.samples.items()}
+        return {name: cells for name, cells in parts.items() if len(cells) >= FEWEST_IN_BATCH}
 
-    def pairs(self, contrast: Contrast, n_batches: int) -> list[tuple[Shares, Shares]]:
-        """Both sides in each batch that holds both."""
-        names = [(_stratum(contrast.a.name, i), _stratum(contrast.b.name, i)) for i in range(n_batches)]
-        return [(self.shares[a], self.shares[b]) for a, b in names if a in self.shares and b in self.shares]
+    def law(self, contrast: Contrast) -> Law:
+        """What the counts say of a contrast, by cells, by samples, or by samples that have cells on both sides."""
+        a, b = contrast.a, contrast.b
+        if not a.samples:
+            pairs = [(self._of(a, i), self._of(b, i)) for i in range(self.n_batches)]
+            return count_law([(x[0], y[0]) for x, y in pairs if x and y])
+        if a.samples.keys() == b.samples.keys():
+            return paired_law([(self.shares[a.name, None, s], self.shares[b.name, None, s]) for s in sorted(a.samples)])
+        sides = [tuple(self._of(side, i, *sorted(side.samples)) for side in (a, b)) for i in range(self.n_batches)]
+        return sample_law([(x, y) for x, y in sides if x and y])
+
+    def _of(self, side: Side, batch: int, *samples: str) -> list[Shares]:
+        """The side in a batch, or those of its samples that are in it."""
+        names: list[Stratum] = [(side.name, batch, sample) for sample in samples or (None,)]
+        return [self.shares[name] for name in names if name in self.shares]
 
 
-def _stratum(side: str, batch: int) -> str:
-    return f"{side}\0batch {batch}"
-
-
-def held(contrast: Contrast, effect: Effect, raw: Raw, question: Question, n_batches: int, new_cells: float) -> Held:
-    """The fold changes of a contrast by the model or by the counts, shrunk (see `vaerdict.de.anchored`)."""
+def held(contrast: Contrast, effect: Effect, raw: Raw, question: Question, new_cells: float) -> Held:
+    """The fold changes of a contrast by the counts or by the model, shrunk (see `vaerdict.de.anchored`)."""
     if question.estimand.pairs:
         return Held(effect)
-    if contrast.a.samples:
-        a, b = (_samples(side, raw.means) for side in (contrast.a, contrast.b))
-        law, new_cells = sample_law(*between(a, b, question.estimand)), 1.0
-    else:
-        pairs = raw.pairs(contrast, n_batches)
-        if not pairs:
-            raise DataError(
-                f"no batch holds two cells of both sides of {contrast.name!r}: groups and batches cannot be told "
-                "apart; leave batch_key out, or compare other groups."
-            )
-        law = count_law(pairs)
-    found = anchor(effect.lfc, law, new_cells=new_cells, seed=question.seed)
+    # contrasts that share a group must not share their noise
+    seed = zlib.crc32(f"{question.seed} {contrast.name}".encode())
+    found = anchor(effect.lfc, raw.law(contrast), new_cells=1.0 if contrast.a.samples else new_cells, seed=seed)
     n = torch.full_like(effect.n_effective, float(len(found.lfc)))
     return Held(Effect(question.estimand.of(found.lfc), n), found.by_model, found.missed)
 
@@ -222,9 +237,20 @@ def _samples(side: Side, found: Mapping[str, Tensor], kind: str = "") -> dict[st
 
 def compared(contrast: Contrast, effect: Effect, found: Mapping[str, Tensor], question: Question) -> Comparison:
     """The genes of a contrast."""
-    sides = (torch.stack(list(_samples(side, found).values())) for side in (contrast.a, contrast.b))
-    mean_a, mean_b = (side.mean((0, 1)) for side in sides)
+    mean_a, mean_b = _model_means(contrast, found)
     return comparison(effect, mean_a, mean_b, estimand=question.estimand, delta=question.delta, level=question.level)
+
+
+def _model_means(contrast: Contrast, found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean expression of both sides over draws and samples. Shapes: ``-> (genes,)`` each."""
+    a, b = (torch.stack(list(_samples(side, found).values())).mean((0, 1)) for side in (contrast.a, contrast.b))
+    return a, b
+
+
+def model_columns(contrast: Contrast, effect: Effect, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the model alone says of every gene."""
+    mean_a, mean_b = _model_means(contrast, found)
+    return {"model_lfc": effect.lfc.mean(0), "model_mean_a": mean_a, "model_mean_b": mean_b}
 
 
 def fdr_curve(effect: Effect, question: Question) -> dict[str, list[float]]:
@@ -262,11 +288,13 @@ def supports(found: Mapping[str, Tensor], contrasts: Sequence[Contrast], n_draws
     return {s.name: support(khat[s.cells], ess[s.cells], n_draws) for c in contrasts for s in (c.a, c.b)}
 
 
-def raw_columns(contrast: Contrast, found: Mapping[str, Tensor], question: Question) -> dict[str, Tensor]:
+def raw_columns(contrast: Contrast, raw: Raw, question: Question) -> dict[str, Tensor]:
     """What the raw counts say of every gene."""
-    effect = raw_effect(contrast, found, question)
+    effect = raw_effect(contrast, raw.means, question)
     prob = (effect.lfc.abs() >= question.delta).double().mean(0)
-    return {"raw_lfc": effect.lfc.mean(0), "raw_prob_de": prob}
+    a, b = (raw.shares[side.name, None, None] for side in (contrast.a, contrast.b))
+    means = {"mean_a": a.mean, "mean_b": b.mean, "seen_a": a.seen, "seen_b": b.seen}
+    return {**means, "raw_lfc": effect.lfc.mean(0), "raw_prob_de": prob}
 
 
 def contrast_row(contrast: Contrast, found: Held, table: dict[str, Tensor], question: Question) -> dict[str, Any]:
@@ -277,11 +305,15 @@ def contrast_row(contrast: Contrast, found: Held, table: dict[str, Tensor], ques
         "name": contrast.name,
         "group_a": contrast.group_a,
         "group_b": contrast.group_b,
+        "against_rest": contrast.rest,
         "within": contrast.within,
         "n_cells_a": len(contrast.a.cells),
         "n_cells_b": len(contrast.b.cells),
+        "n_cells_a_used": contrast.used[0],
+        "n_cells_b_used": contrast.used[1],
         "n_samples_a": len(contrast.a.samples) or None,
         "n_samples_b": len(contrast.b.samples) or None,
+        "paired": contrast.paired,
         "n_discoveries": n,
         "n_up": int((called & up).sum()),
         "n_down": int((called & ~up).sum()),
@@ -294,11 +326,14 @@ def contrast_row(contrast: Contrast, found: Held, table: dict[str, Tensor], ques
     }
 
 
-def frame(contrasts: Sequence[Contrast], tables: Sequence[dict[str, Tensor]], genes: list[str]) -> Any:
-    """The table of all contrasts as a pandas data frame."""
+def frame(
+    contrasts: Sequence[Contrast], tables: Sequence[dict[str, Tensor]], genes: list[str], ids: list[str] | None
+) -> Any:
+    """The table of all contrasts as a pandas data frame; with `ids` of the genes a column ``gene_id`` of them."""
     pandas = needed("pandas", "bio")
+    names = {"gene": genes} | ({} if ids is None else {"gene_id": ids})
     frames = [
-        pandas.DataFrame({"contrast": c.name, "gene": genes, **{k: v.numpy() for k, v in table.items()}})
+        pandas.DataFrame({"contrast": c.name, **names, **{k: v.numpy() for k, v in table.items()}})
         for c, table in zip(contrasts, tables, strict=True)
     ]
-    return pandas.concat(frames, ignore_index=True)[list(COLUMNS)]
+    return pandas.concat(frames, ignore_index=True)[list(dict.fromkeys(("contrast", *names, *COLUMNS)))]

@@ -15,23 +15,24 @@ import numpy as np
 
 from vaerdict.core import SettingError
 
-PATTERN = (0.0,) * 14 + (0.5,) * 2 + (1.5,) * 2 + (2.0, 4.0)
+PATTERN = (0.0,) * 13 + (0.5, 0.9, 1.1, 1.5, 1.5, 2.0, 4.0)
 """True |LFC| of every twenty genes of like expression, in multiples of delta: most unchanged, some by too little."""
 
 _TRIES = 100  # random draws for each split wanted, before the distinct ones are taken for all there are
 
 
-def deal(strata: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def deal(strata: np.ndarray, rng: np.random.Generator, share: float = 0.5) -> np.ndarray:
     """Which items go to the first half: at random, but evenly in each stratum and over all, as cards are dealt.
 
-    Shapes: ``(n,) -> (n,)`` bool.
+    A `share` other than a half makes the first part smaller, or larger. Shapes: ``(n,) -> (n,)`` bool.
     """
     number = np.unique(strata.astype(str), return_inverse=True)[1]
     place = rng.permutation(int(number.max(initial=0)) + 1)[number]
     order = rng.permutation(len(strata))
     order = order[np.argsort(place[order], kind="stable")]
     first = np.zeros(len(strata), dtype=bool)
-    first[order[::2]] = True
+    count = np.ceil(share * np.arange(len(strata) + 1) - 1e-9)
+    first[order[np.diff(count) > 0]] = True
     return first
 
 

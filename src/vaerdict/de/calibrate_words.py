@@ -21,6 +21,15 @@ FEWEST_SPLITS = 5
 INTERVAL = 0.9
 """The probability of the intervals in the table of genes."""
 
+METHODS = {"model": "reported", "raw": "plain bootstrap"}
+"""The methods as files name them, and as words do."""
+
+_COMPARED = (
+    "Reported is what `vaerdict de` reports; the plain bootstrap draws the replicates of the raw counts again, without "
+    "a law of their dispersion and without shrinkage, and is there to compare with."
+)
+_REPORTED = "model"
+
 TOO_MANY, CALIBRATED, CONSERVATIVE = "too many false", "calibrated", "conservative"
 COMPATIBLE, OPEN = "compatible", "not resolved"
 _WIDTHS = {-1: "too narrow", 0: "as they say", 1: "wide"}
@@ -138,11 +147,11 @@ def _word(fdp: Mean, level: float, n_called: int) -> str:
 
 
 def interval_summary(wholes: Sequence[Row], bins: Sequence[Row]) -> list[dict[str, Any]]:
-    """Coverage of the model's intervals, in all and by expression, with and without changes."""
+    """Coverage of the intervals reported, in all and by expression, with and without changes."""
     found = []
     for (kind, replicates, method), some in grouped(wholes, "kind", "replicates", "method").items():
         mean = mean_of(row.get("coverage") for row in some)
-        if mean is None or method != "model":
+        if mean is None or method != _REPORTED:
             continue
         mine = [row for row in bins if (row["kind"], row["replicates"]) == (kind, replicates)]
         classes = [_bin(part) for part in grouped(mine, "bin").values()]
@@ -203,16 +212,16 @@ def verdict(
 ) -> dict[str, Any]:
     """One word for the analysis asked for, and sentences, the most important first."""
     here = [row for row in (*null, *spikes) if row["level"] == level]
-    ours = [row["word"] for row in here if (row["method"], row["replicates"]) == ("model", replicates)]
+    ours = [row["word"] for row in here if (row["method"], row["replicates"]) == (_REPORTED, replicates)]
     word = TOO_MANY if TOO_MANY in ours else ours[-1] if spikes else OPEN
-    said = [_spike_words(row) if "fdp" in row else _null_words(row) for row in here] + [
-        *map(_coverage_words, intervals)
-    ]
-    first = sorted(said, key=lambda words: f"the model, {replicates}" not in words)  # what was asked for comes first
+    first, later = [], []  # what was asked for comes first
+    for row in (*here, *intervals):
+        asked = (row.get("method", _REPORTED), row["replicates"]) == (_REPORTED, replicates)
+        (first if asked else later).append(_words(row))
     return {
         "word": word,
         "replicates": replicates,
-        "words": [_HEADLINES[word].format(level=level), *first],
+        "words": [_HEADLINES[word].format(level=level), *first, *later, _COMPARED],
         "rule": RULE,
     }
 
@@ -224,12 +233,15 @@ _HEADLINES = {
     OPEN: "Not resolved: no excess of false discoveries shows at an FDR of {level:.0%}, but splits or calls are too "
     "few to say more.",
 }
-_WHO = {"model": "the model", "raw": "raw counts"}
 _WHAT = {NULL: "Nothing changed", SPIKE: "Changes planted"}
 
 
+def _words(row: Row) -> str:
+    return _coverage_words(row) if "coverage" in row else _spike_words(row) if "fdp" in row else _null_words(row)
+
+
 def _who(row: Row) -> str:
-    return f"{_WHO[row['method']]}, {row['replicates']} as replicates"
+    return f"{METHODS[row.get('method', _REPORTED)]}, {row['replicates']} as replicates"
 
 
 def _null_words(row: Row) -> str:
@@ -250,8 +262,8 @@ def _spike_words(row: Row) -> str:
 
 def _coverage_words(row: Row) -> str:
     return (
-        f"{_WHAT[row['kind']]}, the model, {row['replicates']} as replicates: its {INTERVAL:.0%} intervals hold the "
-        f"true LFC for {100 * row['coverage']:.1f} %{_error(100 * row['coverage_se'])} of genes: {row['word']}."
+        f"{_WHAT[row['kind']]}, {_who(row)}: {INTERVAL:.0%} intervals hold the true LFC "
+        f"for {100 * row['coverage']:.1f} %{_error(100 * row['coverage_se'])} of genes: {row['word']}."
     )
 
 

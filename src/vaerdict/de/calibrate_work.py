@@ -47,7 +47,7 @@ def halves(obs: Any, unit: Unit, rng: np.random.Generator) -> np.ndarray:
     half = np.full(len(obs), -1)
     if unit["first"] is None:
         strata = obs.iloc[mine][["within", "balance"]].astype(str).agg("\0".join, axis=1).to_numpy()
-        half[mine] = np.where(deal(strata, rng), 0, 1)
+        half[mine] = np.where(deal(strata, rng, unit["settings"]["share"]), 0, 1)
         return half
     owners = obs["sample"].iloc[mine]
     half[mine] = np.where(owners.isin(unit["first"]), 0, 1)

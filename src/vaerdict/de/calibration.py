@@ -42,7 +42,7 @@ COLUMNS = {
     "kind": "null (nothing changed) or spike (changes planted)",
     "group": "the group whose cells were split",
     "split": "number of the split",
-    "method": "model, or raw: a bootstrap of the raw counts",
+    "method": "model: what `vaerdict de` reports; raw: a plain bootstrap of the raw counts",
     "replicates": "cells or samples",
     "level": "the FDR at which genes were called",
     "n_genes": "genes compared, over all contrasts",
@@ -72,12 +72,17 @@ class CalibrateOptions:
     layer: str | None
     splits: int
     spikes: int
+    share: float
     seed: int
     analysis: dict[str, Any]
 
     def __post_init__(self) -> None:
         if self.splits < 0 or self.spikes < 0 or not self.splits + self.spikes:
             raise SettingError(f"splits={self.splits} and spikes={self.spikes}: at least one split must be made.")
+        if not 0 < self.share < 1:
+            raise SettingError(f"share={self.share} of the cells for the first half must lie between 0 and 1.")
+        if self.share != 0.5 and self.sample_key is not None:
+            raise SettingError("whole samples are halved evenly; leave share or sample_key out.")
         if self.analysis["scale"] == "pair":
             raise SettingError(
                 "scale='pair' is of two random cells, which differ even where nothing changed: there is no truth to "
@@ -123,6 +128,7 @@ def calibrate(
     *,
     splits: int = 20,
     spikes: int = 10,
+    share: float = 0.5,
     within: str | None = None,
     sample_key: str | None = None,
     balance: str | None = None,
@@ -152,7 +158,8 @@ def calibrate(
     discovery is false; in `spikes` more, known changes are planted by thinning counts (see `calibrate_halves`), so that
     achieved and nominal FDR, power and coverage of the intervals are known. With `sample_key` whole samples are split,
     at least two to a half, and where nothing changed the answer with cells as replicates stands beside. Both halves
-    hold as many cells, or samples, of each value of `balance`, such as the condition.
+    hold as many cells, or samples, of each value of `balance`, such as the condition. With a `share` of 0.1 one "half"
+    gets a tenth of the cells, as where a rare type is compared with a common one.
 
     Splits are done by `engine`, by default in `workers` processes. With `out`, a folder, finished splits are stored:
     `resume` goes on there. The same seed gives the same table, however often it was stopped.
@@ -164,7 +171,7 @@ def calibrate(
     chosen = _chosen(columns["group"], groups, groupby)
     keys = (within, sample_key, balance, batch_key, layer)
     options = CalibrateOptions(
-        groupby, chosen, *keys, splits, spikes, seed, analysis={**question, **effort, "device": device}
+        groupby, chosen, *keys, splits, spikes, share, seed, analysis={**question, **effort, "device": device}
     )
     cells, warnings, sha = _cells(adata, columns, options)
     units = _units(cells.obs, options, sha, warnings)

@@ -20,7 +20,7 @@ from vaerdict.refinement import refine
 from vaerdict.training.data import Rows, Shared
 
 _INFLATE = 1.1
-_BLOCK = {"cpu": 256, "cuda": 8192}
+_BLOCK = {"cpu": 256, "cuda": 16384}
 _CHUNK = {"cpu": 2**21, "cuda": 2**26}
 _BYTES = {"cpu": 2**28, "cuda": 2**33}
 

@@ -18,8 +18,8 @@ MOST_DRAWS, MOST_NUMBERS = 500, 2**25
 def kept(effects: Sequence[Effect], most: int = MOST_NUMBERS) -> np.ndarray:
     """The first draws of every contrast in single precision, as many as `most` numbers allow but one at least.
 
-    Draws are exchangeable, so that the first are as good as any. In a draw all genes and contrasts are of the same
-    latents and the same sample of cells; the error of the model, and that between samples, is drawn gene by gene.
+    Draws are exchangeable, so that the first are as good as any. Genes and contrasts are drawn apart, but on the scale
+    of single cells, where a draw of all genes is of one pair of cells.
 
     Shapes: ``-> (contrasts, draws, genes)``.
     """

@@ -59,6 +59,7 @@ class Effort:
             "drops": 1,
             "check_every": 5 if n_cells < 1000 else 2,
             "joint": True,
+            "graphs": True,
             "score": RefinedBound(100),
         }
         return Settings(**base | changes)

@@ -7,7 +7,7 @@ where those of a backed file would take more than `HELD` bytes, none are, and it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -93,7 +93,7 @@ class StoredRows:
 class Counts:
     """Counts of some cells and genes: the rows of the file they are, what was left out, and how genes were chosen.
 
-    `digest` tells counts apart.
+    `digest` tells counts apart; `ids` are the var_names of genes that the table calls otherwise.
 
     Shapes: ``matrix (cells, genes)``, sparse rows of float32 or `Stored`; ``cells (cells,)``, ``totals (cells,)``.
     """
@@ -105,6 +105,7 @@ class Counts:
     selection: str
     digest: str
     warnings: list[str] = field(default_factory=list)
+    ids: list[str] | None = None
 
     def tensor(self) -> Tensor:
         """The counts, dense. Shapes: ``-> (cells, genes)``."""
@@ -140,25 +141,29 @@ def open_data(path: str | Path) -> Any:
 def column(adata: Any, key: str, *, role: str) -> np.ndarray:
     """A column of obs as text, None where it is missing; `role` is the argument that named it.
 
-    Shapes: ``-> (cells,)``.
+    Whole numbers are written without a point, also where missing ones made them floats. Shapes: ``-> (cells,)``.
     """
     if key not in adata.obs:
         there = [str(name) for name in adata.obs.columns]
         raise SettingError(f"{role}={key!r} is no column of obs{_closest(key, there)}; there are {_listed(there)}.")
     values = adata.obs[key]
-    out = values.astype(str).to_numpy(dtype=object)
-    out[values.isna().to_numpy()] = None
-    return out
+    names = {value: label(value) for value in values.dropna().unique()}
+    return values.astype(object).map(names).to_numpy(dtype=object, na_value=None)
+
+
+def label(value: Any) -> str:
+    """A value as text, whole numbers without a point."""
+    return str(int(value)) if isinstance(value, (float, np.floating)) and float(value).is_integer() else str(value)
 
 
 def check_group(name: str, labels: np.ndarray, *, role: str, column: str) -> str:
     """The group as it is spelled in the labels, else an error that names those there are."""
-    there = sorted({label for label in labels if label is not None})
-    if str(name) not in there:
+    there, wanted = sorted({label for label in labels if label is not None}), label(name)
+    if wanted not in there:
         raise SettingError(
-            f"{role}={name!r} is no group of {column!r}{_closest(str(name), there)}; there are {_listed(there)}."
+            f"{role}={name!r} is no group of {column!r}{_closest(wanted, there)}; there are {_listed(there)}."
         )
-    return str(name)
+    return wanted
 
 
 def one_hot(labels: np.ndarray, *, role: str) -> tuple[Tensor, list[str]]:
@@ -173,8 +178,9 @@ def one_hot(labels: np.ndarray, *, role: str) -> tuple[Tensor, list[str]]:
 
 
 def _closest(name: str, there: list[str]) -> str:
-    found = get_close_matches(name, there, 1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    spelled = {other.lower(): other for other in there}
+    found = get_close_matches(name.lower(), list(spelled), 1)
+    return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
 
 
 def _listed(names: list[str]) -> str:
@@ -191,16 +197,20 @@ def read_counts(
     layer: str | None = None,
     min_cells: int = 3,
     n_top_genes: int | None = 2000,
+    keep_genes: Sequence[str] = (),
+    gene_symbols: str | None = None,
 ) -> Counts:
     """Counts of cells, of genes seen in at least `min_cells` cells of a group and, of these, the most variable.
 
-    `rows` are the cells of the file, and `groups` ``(rows,)`` numbers the group of each, negative for none. Cells
-    without any count in the genes that are kept are left out, and said so; genes of one name are told apart by a
-    suffix.
+    `rows` are the cells of the file, and `groups` ``(rows,)`` numbers the group of each, negative for none. Those of
+    `keep_genes` need not be variable. Cells without any count in the genes that are kept are left out, and said so;
+    genes of one name (see `gene_names`) are told apart by a suffix.
     """
     if adata.n_obs == 0 or adata.n_vars == 0:
         raise DataError(f"the data hold {adata.n_obs} cells and {adata.n_vars} genes; both are needed.")
     source, name, warnings = _source(adata, layer), f"layer {layer!r}" if layer else "X", []
+    names = gene_names(adata, gene_symbols, warnings)
+    asked = _asked(keep_genes, names)
     blocks = partial(_blocks, source, rows)
     seen, sums = _looked_at((_checked(block, name, adata) for block in blocks()), groups, adata.n_vars)
     kept = np.flatnonzero(seen >= min_cells)
@@ -209,8 +219,10 @@ def read_counts(
             f"{len(kept)} genes are seen in at least {min_cells} cells of a group; at least two are needed to compare: "
             "lower min_cells or give more cells."
         )
-    kept, how = _variable(sums, kept, len(rows), blocks, n_top_genes)
-    names = _unique(adata.var_names, warnings)
+    rare = [names[g] for g in asked if g not in kept]
+    if rare:
+        warnings.append(f"seen in fewer than {min_cells} cells of a group and not compared: {_listed(rare)}.")
+    kept, how = _variable(sums, kept, len(rows), blocks, n_top_genes, asked)
     selection = f"{len(kept)} of {adata.n_vars} genes: seen in at least {min_cells} cells of a group{how}"
     path = _reread(adata, source)
     matrix, totals, digest = _kept((block[:, kept] for block in blocks()), held=None if path is None else HELD)
@@ -221,7 +233,8 @@ def read_counts(
         matrix = Stored(str(path), layer, rows[full], kept)
     elif not full.all():
         matrix = matrix[full]
-    return Counts(matrix, [names[g] for g in kept], rows[full], totals[full], selection, digest, warnings)
+    ids = None if gene_symbols is None else [str(name) for name in adata.var_names[kept]]
+    return Counts(matrix, [names[g] for g in kept], rows[full], totals[full], selection, digest, warnings, ids)
 
 
 def whole(matrix: Any, genes: list[str], cells: np.ndarray, selection: str) -> Counts:
@@ -344,6 +357,29 @@ def _remedy(name: str, adata: Any) -> str:
     return f"{' or '.join(hints)}." if hints else "start from the raw counts."
 
 
+def gene_names(adata: Any, symbols: str | None, warnings: list[str]) -> list[str]:
+    """What genes are called in the table: var_names, or a column of var where it has a value; none comes twice."""
+    if symbols is None:
+        return _unique(adata.var_names, warnings)
+    if symbols not in adata.var:
+        there = [str(name) for name in adata.var.columns]
+        raise SettingError(
+            f"gene_symbols={symbols!r} is no column of var{_closest(symbols, there)}; there are {_listed(there)}."
+        )
+    found = adata.var[symbols].astype(object)
+    return _unique(found.where(found.notna(), adata.var_names), warnings)
+
+
+def _asked(genes: Sequence[str], names: list[str]) -> np.ndarray:
+    """The columns of genes that are to be kept, an error for those that are not there. Shapes: ``-> (asked,)``."""
+    place = {name: i for i, name in enumerate(names)}
+    unknown = [gene for gene in dict.fromkeys(map(str, genes)) if gene not in place]
+    if unknown:
+        told = ", ".join(f"{gene!r}{_closest(gene, names)}" for gene in unknown[:_SHOWN])
+        raise SettingError(f"keep_genes names {len(unknown)} genes that are not there: {told}.")
+    return np.array(sorted({place[str(gene)] for gene in genes}), dtype=int)
+
+
 def _unique(names: Any, warnings: list[str]) -> list[str]:
     """Names of which none comes twice: a second gene of a name gets the suffix -1, a third -2."""
     taken, out, repeated = set(map(str, names)), [], 0
@@ -361,8 +397,13 @@ def _unique(names: Any, warnings: list[str]) -> list[str]:
     return out
 
 
-def _variable(sums: GeneSums, kept: np.ndarray, n: int, blocks: Any, n_top: int | None) -> tuple[np.ndarray, str]:
-    """Of the genes kept the most variable, in the order of the file, all where that cannot be had; and how it went."""
+def _variable(
+    sums: GeneSums, kept: np.ndarray, n: int, blocks: Any, n_top: int | None, asked: np.ndarray
+) -> tuple[np.ndarray, str]:
+    """Of the genes kept the most variable and those asked for, in the order of the file; and how it went.
+
+    All are where the choice cannot be made.
+    """
     if n_top is None or len(kept) <= n_top:
         return kept, ""
     needed("skmisc.loess", "bio")
@@ -370,4 +411,6 @@ def _variable(sums: GeneSums, kept: np.ndarray, n: int, blocks: Any, n_top: int 
         chosen = most_variable(sums.take(kept), n, lambda: (block[:, kept] for block in blocks()), n_top)
     except Exception as error:  # its curve fails in many ways on few or odd cells
         return kept, f"; all of them, for the choice of variable genes failed ({type(error).__name__}: {error})"
-    return kept[chosen], f", and of those the {len(chosen)} most variable (seurat_v3)"
+    both = np.union1d(kept[chosen], np.intersect1d(asked, kept))
+    more = f" and {len(both) - len(chosen)} asked for" if len(both) > len(chosen) else ""
+    return both, f", and of those the {len(chosen)} most variable (seurat_v3){more}"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vaerdict.core import SettingError
 from vaerdict.files import write_json
-from vaerdict.training.checkpoint import read_checkpoint, save_checkpoint
+from vaerdict.training.checkpoint import file_of, read_checkpoint, save_checkpoint
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Parts:
     def stage(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The tensors of a stage: those stored, else those made, which are then stored."""
         path = None if self.folder is None else self.folder / name
-        if path is not None and path.with_suffix(".safetensors").exists():
+        if path is not None and file_of(path).exists():
             tensors, notes = read_checkpoint(path)
             return {key: tensors[str(i)] for i, key in enumerate(notes["names"])}
         made = make()

@@ -1,4 +1,6 @@
-r"""Samples as replicates: fold changes whose error is that between samples, not that between cells.
+r"""Samples as replicates, by logarithms of their means: for a model's means, which are never zero, and the raw columns.
+
+What decides is the law of their counts, `vaerdict.de.laws`, which needs no logarithm of a count.
 
 Let :math:`y_{sg}` be the log2 mean expression of gene g in sample s. The variance of y between samples of a group is
 known by few samples, so that genes lend each other strength, as in limma: with d degrees of freedom the variance

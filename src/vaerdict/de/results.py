@@ -26,6 +26,7 @@ LATENT = "X_vaerdict"
 DRAWS = "draws.npz"
 """The file of the draws of fold changes."""
 
+_CELLS = "latent.h5ad"
 _ROWS = "rows"  # where that AnnData says which rows of the data its cells were
 
 
@@ -34,9 +35,10 @@ class DEResult:
     """Genes of every contrast with calibrated probabilities, and the evidence behind them.
 
     `table` has a row for each contrast and gene, with the columns of `vaerdict.de.COLUMNS`; `results` is everything
-    else that was found, as results.json holds it. `cells` are the rows of the data that were compared and `latent` the
-    posterior means of their latents, ``(cells, d)``. `draws` are joint draws of the log2 fold changes, ``(contrasts,
-    draws, genes)`` in the order of `table`, fewer than were made where there are very many.
+    else that was found, as results.json holds it. `cells` are the rows of the data that were compared, `obs` the labels
+    used of them, and `latent` the posterior means of their latents, ``(cells, d)``. `draws` are draws of the log2 fold
+    changes, gene by gene, ``(contrasts, draws, genes)`` in the order of `table`, fewer than were made where there are
+    very many.
     """
 
     table: pandas.DataFrame
@@ -49,17 +51,16 @@ class DEResult:
 
     @classmethod
     def load(cls, path: str | Path) -> DEResult:
-        """What `save`, or the command `vaerdict de`, wrote to a folder."""
+        """What `save`, or the command `vaerdict de`, wrote to a folder; no cells where latent.h5ad was not written."""
         out = Path(path)
         table = read_table(out)
         try:
             results, noted = (json.loads((out / name).read_text()) for name in ("results.json", "manifest.json"))
-            with contained(0):
-                latent = needed("anndata", "bio").read_h5ad(out / "latent.h5ad")
-            rows, means, sha = latent.uns[_ROWS], latent.obsm[LATENT], noted["data_sha256"]
+            cells = _read_latent(out / _CELLS, written=not any(w.startswith(_CELLS) for w in results["warnings"]))
+            sha = noted["data_sha256"]
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict de` again.") from error
-        return cls(table, results, latent.obs, np.asarray(rows), np.asarray(means), sha, read_draws(out / DRAWS))
+        return cls(table, results, *cells, sha, read_draws(out / DRAWS))
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -123,12 +124,13 @@ class DEResult:
         names = firsts if len(set(firsts)) == len(firsts) else [c["name"] for c in contrasts]
         references = {c["group_b"] for c in contrasts}
         columns: dict[str, list[np.ndarray]] = {}
+        gene = "gene_id" if "gene_id" in self.table else "gene"
         for contrast in contrasts:
             rows: Any = self.table[self.table["contrast"] == contrast["name"]]
             score = (rows["lfc_mean"] * rows["prob_de"]).to_numpy()
             rows, order = rows.iloc[np.argsort(-score, kind="stable")], np.argsort(-score, kind="stable")
             found = {
-                "names": rows["gene"].to_numpy(dtype=object),
+                "names": rows[gene].to_numpy(dtype=object),
                 "scores": score[order].astype(np.float32),
                 "logfoldchanges": rows["lfc_mean"].to_numpy(np.float32),
                 "pvals": 1 - rows["prob_de"].to_numpy(),
@@ -143,9 +145,19 @@ class DEResult:
             "use_raw": False,
             "layer": settings["layer"],
         }
-        adata.uns[key] = {"params": params} | {
+        adata.uns[key] = {"params": params, **self._seen(names, gene)} | {
             name: np.rec.fromarrays(values, dtype=[(n, v.dtype) for n, v in zip(names, values, strict=True)])
             for name, values in columns.items()
+        }
+
+    def _seen(self, names: list[str], gene: str) -> dict[str, pandas.DataFrame]:
+        """Shares of cells in which genes are seen, as scanpy has them; none in tables that were written without."""
+        pandas, wanted = needed("pandas", "bio"), {"pts": "seen_a", "pts_rest": "seen_b"}
+        parts = [rows.set_index(gene) for _, rows in self.table.groupby("contrast", sort=False)]
+        return {
+            key: pandas.DataFrame({name: rows[side] for name, rows in zip(names, parts, strict=True)})
+            for key, side in wanted.items()
+            if side in self.table
         }
 
     def save(self, path: str | Path) -> Path:
@@ -153,17 +165,13 @@ class DEResult:
         out = Path(path)
         out.mkdir(parents=True, exist_ok=True)
         _whole(out / "de.csv", lambda file: self.table.to_csv(file, index=False))
-        results = dict(self.results)
-        if not _parquet(self.table, out / "de.parquet"):
-            results["warnings"] = [
-                *self.warnings,
-                "de.parquet was not written: it needs pyarrow (pip install vaerdict[bio]).",
-            ]
-        _whole(out / "latent.h5ad", self._write_latent)
         _whole(out / DRAWS, lambda file: write_draws(file, self.draws, *self._axes()))
-        write_json(out / "results.json", results)
-        noted = manifest(results["settings"], results["seconds"])
+        noted = manifest(self.results["settings"], self.results["seconds"])
         write_json(out / "manifest.json", noted | {"data_sha256": self.data_sha256})
+        write_json(out / "results.json", self.results)
+        missing = [*_parquet(self.table, out / "de.parquet"), *self._latent(out / _CELLS)]
+        if missing:
+            write_json(out / "results.json", self.results | {"warnings": [*self.warnings, *missing]})
         return out
 
     def report(self, path: str | Path) -> Path:
@@ -172,10 +180,28 @@ class DEResult:
         # the page stands on a layer above this one, so that it is asked for by name
         return import_module("vaerdict.report").render(out)
 
+    def _latent(self, path: Path) -> list[str]:
+        """Write the cells, or say why not: labels may hold what such a file cannot, and the genes are worth more."""
+        try:
+            _whole(path, self._write_latent)
+        except Exception as error:  # h5py and anndata raise many kinds
+            path.unlink(missing_ok=True)
+            return [f"{_CELLS} was not written ({type(error).__name__}: {str(error).splitlines()[0]})."]
+        return []
+
     def _write_latent(self, file: Path) -> None:
         anndata = needed("anndata", "bio")
         with contained(0):
             anndata.AnnData(obs=self.obs, obsm={LATENT: self.latent}, uns={_ROWS: self.cells}).write_h5ad(file)
+
+
+def _read_latent(path: Path, *, written: bool) -> tuple[pandas.DataFrame, np.ndarray, np.ndarray]:
+    """Labels, rows and latents of the cells, none of which there are where they could not be written."""
+    if not written:
+        return needed("pandas", "bio").DataFrame(), np.zeros(0, dtype=int), np.zeros((0, 0), dtype=np.float32)
+    with contained(0):
+        latent = needed("anndata", "bio").read_h5ad(path)
+    return latent.obs, np.asarray(latent.uns[_ROWS]), np.asarray(latent.obsm[LATENT])
 
 
 def _or_nan(value: float | None) -> float:
@@ -185,16 +211,20 @@ def _or_nan(value: float | None) -> float:
 def _whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file beside its place, then move it there in one stroke."""
     partial = path.with_name(f"partial-{path.name}")
-    write(partial)
-    os.replace(partial, path)
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def _parquet(table: pandas.DataFrame, path: Path) -> bool:
+def _parquet(table: pandas.DataFrame, path: Path) -> list[str]:
+    """Write the table, or say why not."""
     try:
         _whole(path, lambda file: table.to_parquet(file, index=False))
     except ImportError:
-        return False
-    return True
+        return ["de.parquet was not written: it needs pyarrow (pip install vaerdict[bio])."]
+    return []
 
 
 def read_table(path: str | Path) -> pandas.DataFrame:
@@ -203,4 +233,5 @@ def read_table(path: str | Path) -> pandas.DataFrame:
     if not file.is_file():
         raise SettingError(f"{path} holds no de.csv; name a folder that `vaerdict de` wrote.")
     options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a gene may be called NA
-    return needed("pandas", "bio").read_csv(file, **options)
+    names = dict.fromkeys(("contrast", "gene", "gene_id"), str)  # which may look like numbers
+    return needed("pandas", "bio").read_csv(file, dtype=names, **options)

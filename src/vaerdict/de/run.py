@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,18 @@ from torch import Tensor
 
 from vaerdict.core import Progress, Proposal, SettingError, check_count
 from vaerdict.de import answers, inputs, plan
-from vaerdict.de.anchored import raw_shares
 from vaerdict.de.cells import Modes, Streamed, find_modes, streamed
 from vaerdict.de.checks import predictive, predictive_checks
 from vaerdict.de.contrast import ESTIMANDS, INTERVAL, Effect
 from vaerdict.de.draws import kept
 from vaerdict.de.fitting import MOST_TRAINING, SCORED, Effort, Fitted, encoder_khat, evidence, fit
 from vaerdict.de.grouped import Expressing
+from vaerdict.de.laws import raw_shares
 from vaerdict.de.parts import Parts
 from vaerdict.de.results import DEResult
 from vaerdict.de.verdict import CELLS, verdict
 from vaerdict.engines import Engine
+from vaerdict.foreign import needed
 from vaerdict.models.adapters import ScviModel
 from vaerdict.noise import seeded
 from vaerdict.training import RECIPES
@@ -43,7 +44,8 @@ TRAINING_CELLS = 2000
 """Where fewer cells are compared, others at random join the training up to this many: they know the genes too."""
 
 _RAW_DRAWS = 500
-_STAGES = 2  # how finished stages are stored; those of another way are refused
+_FEWEST_GENES = 2  # a fold change of one gene alone has nothing to be relative to
+_STAGES = 3  # how finished stages are stored; those of another way are refused
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ class Options:
     effort: Effort
     seed: int
     model: str | None
+    borrow: bool = False
+    keep_genes: tuple[str, ...] = ()
+    gene_symbols: str | None = None
 
     def __post_init__(self) -> None:
         if self.scale not in ESTIMANDS:
@@ -76,9 +81,19 @@ class Options:
         unknown = [name for name in self.effort.recipes if name not in RECIPES]
         if unknown or not self.effort.recipes:
             raise SettingError(f"objectives {unknown} are none of {', '.join(RECIPES)}; name at least one of these.")
-        check_count(self.effort.n_draws, name="n_draws")
+        if check_count(self.effort.n_draws, name="n_draws") < 2:
+            raise SettingError("n_draws=1: one draw shows no spread; give at least two.")
+        if self.n_top_genes is not None and self.n_top_genes < _FEWEST_GENES:
+            raise SettingError(
+                f"n_top_genes={self.n_top_genes}: at least {_FEWEST_GENES} genes are needed to compare; 0 for all."
+            )
         if self.effort.refits == 1 or self.effort.refits < 0:
             raise SettingError(f"refits={self.effort.refits}: one shows no spread; give at least two, or 0 for none.")
+
+    @property
+    def model_decides(self) -> bool:
+        """Whether the model may decide a gene; else it is held against the counts, and its refits are of no use."""
+        return self.scale == "pair" or (self.borrow and self.sample_key is None)
 
     @property
     def question(self) -> answers.Question:
@@ -105,12 +120,15 @@ class Run:
         """Do everything."""
         options, question = self.options, self.options.question
         with self._timed("reading"):
-            counts, rows, n_batches = self._data()
+            wanted = plan.contrasts(self.labels, options.pairs, self.warnings)
+            counts, rows, n_batches = self._data(wanted)
         known = self.labels.take(counts.cells)
         place = plan.compared_cells(plan.contrasts(known, options.pairs, []))
         here = rows if len(place) == rows.n else rows.select(torch.from_numpy(place))
         labels = known.take(place)
-        contrasts = plan.contrasts(labels, options.pairs, self.warnings)
+        contrasts = plan.contrasts(labels, options.pairs, [])
+        left = {c.name for c in wanted} - {c.name for c in contrasts}
+        self.warnings += [f"left out: {name}, for too few of its cells have counts." for name in sorted(left)]
         sha = _digest(counts, known)
         weights = None if self.given is None else digest(self.given.state_dict().values())
         parts = Parts.of(self.out, {"settings": asdict(options), "data": sha, "model": weights, "stages": _STAGES})
@@ -130,21 +148,22 @@ class Run:
             n_genes, totals = len(counts.genes), torch.from_numpy(counts.totals[place])
             means = answers.raw_averages(here, totals, n_genes, contrasts, question, _RAW_DRAWS, self.engine)
             batches = self._batches(counts.cells[place])
-            raw = answers.Raw(raw_shares(here, n_genes, answers.Raw.strata(contrasts, batches)), means)
+            shares = raw_shares(here, n_genes, answers.Raw.strata(contrasts, batches))
+            raw = answers.Raw(shares, means, len(batches))
+            own = [answers.model_effect(c, found, others, question) for c in contrasts]
             effects = [
-                answers.held(c, answers.model_effect(c, found, others, question), raw, question, len(batches), share)
-                for c in contrasts
-                for share in [self._new_cells(c, known)]
+                answers.held(c, effect, raw, question, self._new_cells(c, known))
+                for c, effect in zip(contrasts, own, strict=True)
             ]
-            tables = self._tables(means, contrasts, found, [each.effect for each in effects])
+            tables = self._tables(raw, contrasts, found, own, [each.effect for each in effects])
         with self._timed("checking"):
             supports = answers.supports(found, contrasts, options.effort.n_draws)
             checks = predictive_checks(*predictive(_sampler(fitted), here, posteriors[0], n_genes, seed=options.seed))
             diagnostics = self._diagnostics(fitted, here, contrasts, supports)
         rows_of_file = counts.cells[place]
-        table = answers.frame(contrasts, tables, counts.genes)
+        table = answers.frame(contrasts, tables, counts.genes, counts.ids)
         results = self._results(counts, fitted, contrasts, effects, tables, supports, checks, diagnostics)
-        obs, latent = self.adata.obs.iloc[rows_of_file].copy(), found[answers.LATENT].numpy()
+        obs, latent = self._obs(rows_of_file), found[answers.LATENT].numpy()
         return DEResult(table, results, obs, rows_of_file, latent, sha, kept([each.effect for each in effects]))
 
     def _results(
@@ -171,6 +190,7 @@ class Run:
             "scale_words": question.estimand.target,
             "interval": INTERVAL,
             "genes_words": counts.selection,
+            "model_role": "decides" if options.model_decides else "checks",
             "verdict": words,
             "contrasts": rows,
             "diagnostics": diagnostics,
@@ -186,13 +206,14 @@ class Run:
         yield
         self.seconds[stage] = time.perf_counter() - started
 
-    def _data(self) -> tuple[inputs.Counts, Rows, int]:
+    def _data(self, wanted: Sequence[plan.Contrast]) -> tuple[inputs.Counts, Rows, int]:
         """Counts of the cells compared and of some others; with batches behind them, or as the given model wants."""
         options, device = self.options, torch.device(self.device)
-        wanted = plan.contrasts(self.labels, options.pairs, [])
         if self.given is not None:
-            return *_of_given(self.given, self.adata, wanted, device), 0
-        rows = plan.rows_to_read(wanted, self.adata.n_obs, TRAINING_CELLS, options.seed)
+            return *_of_given(self.given, self.adata, wanted, options.gene_symbols, device), 0
+        alike = np.array([label is None for label in self.labels.group]) if options.borrow else None
+        most = MOST_TRAINING if options.borrow else TRAINING_CELLS
+        rows = plan.rows_to_read(wanted, self.adata.n_obs, most, options.seed, alike)
         counts = inputs.read_counts(
             self.adata,
             rows,
@@ -200,25 +221,39 @@ class Run:
             layer=options.layer,
             min_cells=options.min_cells,
             n_top_genes=options.n_top_genes,
+            keep_genes=options.keep_genes,
+            gene_symbols=options.gene_symbols,
         )
-        if options.batch_key is None:
+        if self.labels.batch is None:
             return counts, counts.rows(device), 0
-        batch = inputs.column(self.adata, options.batch_key, role="batch_key")[counts.cells]
-        hot, names = inputs.one_hot(batch, role="batch_key")
+        hot, names = inputs.one_hot(self.labels.batch[counts.cells], role="batch_key")
         return counts, counts.rows(device, hot), len(names)
 
     def _batches(self, cells: np.ndarray) -> list[Tensor]:
         """Which of the cells are of each batch; all of one where none are named. Shapes: ``(cells,)`` each."""
-        if self.options.batch_key is None:
+        if self.labels.batch is None:
             return [torch.ones(len(cells), dtype=torch.bool)]
-        batch = inputs.column(self.adata, self.options.batch_key, role="batch_key")[cells]
-        return [torch.from_numpy((batch == name).astype(bool)) for name in sorted(set(batch))]
+        batch = self.labels.batch[cells]
+        return [torch.from_numpy((batch == name).astype(bool)) for name in sorted(set(batch) - {None})]
+
+    def _obs(self, rows: np.ndarray) -> Any:
+        """The labels that were used, of some cells of the file, as a pandas data frame."""
+        pandas, options, labels = needed("pandas", "bio"), self.options, self.labels.take(rows)
+        keys = (options.groupby, options.within, options.sample_key, options.batch_key)
+        known = zip(keys, (labels.group, labels.within, labels.sample, labels.batch), strict=True)
+        columns = {key: pandas.Categorical(values) for key, values in known if key is not None}
+        return pandas.DataFrame(columns, index=self.adata.obs_names[rows].astype(str))
 
     def _new_cells(self, contrast: plan.Contrast, known: plan.Labels) -> float:
-        """Cells the model learned from for each that is compared: these, and those of no group, which may be alike."""
-        labels = self.labels if self.given is not None else known
-        others = sum(label is None for label in labels.group) * min(1.0, MOST_TRAINING / max(1, len(labels.group)))
-        return 1 + others / (len(contrast.a.cells) + len(contrast.b.cells))
+        """Cells of the kinds compared that the model learned from, for each compared: with `borrow` unlabelled too."""
+        if not self.options.borrow:
+            return 1.0
+        labels, most = (self.labels, np.inf) if self.given is not None else (known, MOST_TRAINING)
+        unlabelled = np.array([label is None for label in labels.group])
+        if contrast.within is not None and labels.within is not None:
+            unlabelled &= labels.within == contrast.within
+        others = unlabelled.sum() * min(1.0, most / max(1, len(labels.group)))
+        return 1 + float(others) / (len(contrast.a.cells) + len(contrast.b.cells))
 
     def _fitted(self, rows: Rows, n_batches: int, parts: Parts) -> Fitted:
         options = self.options
@@ -228,7 +263,7 @@ class Run:
             return fit(
                 rows,
                 n_batches,
-                options.effort,
+                options.effort if options.model_decides else replace(options.effort, refits=0),
                 seed=options.seed,
                 device=self.device,
                 folder=parts.below("training"),
@@ -267,16 +302,19 @@ class Run:
 
     def _tables(
         self,
-        raw: dict[str, Tensor],
+        raw: answers.Raw,
         contrasts: Sequence[plan.Contrast],
         found: dict[str, Tensor],
+        own: Sequence[Effect],
         effects: Sequence[Effect],
     ) -> list[dict[str, Tensor]]:
         """The genes of every contrast, by the model and by raw counts."""
         question = self.options.question
         tables = [
-            answers.compared(c, e, found, question).table | answers.raw_columns(c, raw, question)
-            for c, e in zip(contrasts, effects, strict=True)
+            answers.compared(c, e, found, question).table
+            | answers.model_columns(c, effect, found)
+            | answers.raw_columns(c, raw, question)
+            for c, effect, e in zip(contrasts, own, effects, strict=True)
         ]
         return answers.together(tables, question.level)
 
@@ -299,30 +337,33 @@ class Run:
 
     def _warned(self, counts: inputs.Counts) -> list[str]:
         cells = [] if self.options.sample_key else [CELLS]
-        missing = sum(label is None for label in self.labels.group)
-        lost = [f"{missing} cells have no {self.options.groupby} and were not compared."] if missing else []
+        known = {self.options.groupby: self.labels.group, self.options.within: self.labels.within}
+        missing = {key: sum(label is None for label in values) for key, values in known.items() if values is not None}
+        lost = [f"{n} cells have no {key} and were not compared." for key, n in missing.items() if n]
         return [*cells, *lost, *counts.warnings, *self.warnings]
 
 
 def _groups(labels: np.ndarray, wanted: Sequence[plan.Contrast]) -> np.ndarray:
     """A number for each group that is compared, negative for cells of others. Shapes: ``(cells,) -> (cells,)``."""
-    rest = any(c.group_b == "rest" for c in wanted)
+    rest = any(c.rest for c in wanted)
     names = sorted({g for c in wanted for g in (c.group_a, c.group_b)} | set(labels if rest else ()) - {None})
     number = {name: i for i, name in enumerate(names)}
     return np.array([number.get(label, -1) for label in labels])
 
 
 def _of_given(
-    model: ScviModel, adata: Any, wanted: Sequence[plan.Contrast], device: torch.device
+    model: ScviModel, adata: Any, wanted: Sequence[plan.Contrast], symbols: str | None, device: torch.device
 ) -> tuple[inputs.Counts, Rows]:
     """The cells compared as a given model wants them, all its genes, covariates behind; dense a block at a time."""
-    adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata
     rows, n_genes = plan.rows_to_read(wanted, adata.n_obs, 0, 0), model.columns["X"]
     blocks = np.array_split(rows, -(-len(rows) // inputs.BLOCK))
     matrix: Any = sparse.vstack(
         [sparse.csr_matrix(model.observations(adata, some).cpu().numpy()) for some in blocks], format="csr"
     )
-    counts = inputs.whole(matrix[:, :n_genes], [str(g) for g in adata.var_names], rows, f"all {n_genes} of the model")
+    warnings: list[str] = []
+    genes, ids = inputs.gene_names(adata, symbols, warnings), [str(name) for name in adata.var_names]
+    counts = inputs.whole(matrix[:, :n_genes], genes, rows, f"all {n_genes} of the model")
+    counts = replace(counts, ids=ids if symbols else None, warnings=warnings)
     model.to(device)
     return counts, sparse_rows(matrix, device)
 
@@ -336,6 +377,6 @@ def _digest(counts: inputs.Counts, labels: plan.Labels) -> str:
     """A hash of the counts, genes and labels that were used."""
     sha = hashlib.sha256(counts.digest.encode())
     sha.update(np.ascontiguousarray(counts.cells).tobytes())
-    for names in (counts.genes, labels.group, labels.within, labels.sample):
+    for names in (counts.genes, labels.group, labels.within, labels.sample, labels.batch):
         sha.update("\0".join(map(str, [] if names is None else names)).encode())
     return sha.hexdigest()

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from vaerdict.core import DataError
-from vaerdict.de.calibrate_words import INTERVAL
+from vaerdict.de.calibrate_words import INTERVAL, METHODS
 from vaerdict.report import calibrate_figures as figures
 from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.page import flat
 from vaerdict.report.summary import Row, grouped, rows_of
 from vaerdict.report.tables import Column, Table, Value
 
-_NAMES = {"model": "model", "raw": "raw counts"}
 _KINDS = {"null": "nothing changed", "spike": "changes planted"}
 
 
@@ -46,7 +45,7 @@ def _title(results: Row) -> str:
 
 
 def _who(row: Row) -> str:
-    return f"{_NAMES.get(row['method'], row['method'])}, {row['replicates']}"
+    return f"{METHODS.get(row['method'], row['method'])}, {row['replicates']}"
 
 
 # ------------------------------------------------------------------------------------------------------ sections
@@ -143,7 +142,7 @@ def _effects(results: Row) -> list[Block]:
     mae = {row["method"]: row for row in rows_of(results, "fdr_mae", "method", "fdr_mae")}
     rows = rows_of(results, "effects", "method", "size", "n", "called", "short")
     body = [
-        {**row, "method": _NAMES.get(row["method"], row["method"]), "short": Value(row["short"], row["short_se"])}
+        {**row, "method": METHODS.get(row["method"], row["method"]), "short": Value(row["short"], row["short_se"])}
         for row in rows
     ]
     columns = [
@@ -153,7 +152,7 @@ def _effects(results: Row) -> list[Block]:
         Column("called", "called, %", 1, 100),
         Column("short", "estimate falls short by ± se", 3),
     ]
-    said = ", ".join(f"{_NAMES.get(m, m)} {row['fdr_mae']:.2f}" for m, row in mae.items())
+    said = ", ".join(f"{METHODS.get(m, m)} {row['fdr_mae']:.2f}" for m, row in mae.items())
     note = f"Mean distance of the false share of the first k genes from the one stated, in % (FDR MAE): {said}."
     level = results["settings"]["analysis"]["level"]
     caption = f"Genes called by size of the change planted, at a target FDR of {level:.0%}."
@@ -185,11 +184,11 @@ def _intervals(results: Row) -> list[Block]:
     said = "; ".join(f"{row['who']}: {100 * row['coverage'].value:.1f} %" for row in body)
     picture = Picture(
         "coverage",
-        "Intervals of the model that hold the true LFC, by expression of the gene, with two standard errors.",
-        f"Share of the model's 90 % intervals that hold the true LFC. In all, {said}.",
+        "Intervals reported that hold the true LFC, by expression of the gene, with two standard errors.",
+        f"Share of the 90 % intervals reported that hold the true LFC. In all, {said}.",
         lambda: figures.coverage_bands(bands, 100 * INTERVAL),
     )
-    return [picture, Table("coverage", "Coverage of the model's intervals.", columns, body)]
+    return [picture, Table("coverage", "Coverage of the intervals reported.", columns, body)]
 
 
 def _coverage_band(rows: Sequence[Row]) -> figures.Band:
@@ -211,7 +210,7 @@ def _about(results: Row) -> list[Block]:
         f"The truth is that of the {scale} scale which the analysis reports: the fold change of mean proportions over "
         "all cells of the group, had every one been in both halves"
         + (", less the median over genes." if scale == "centred" else "."),
-        "Intervals of the raw counts are not in the table of genes, so that their coverage is not assessed.",
+        "Intervals of the plain bootstrap are not in the table of genes, so that their coverage is not assessed.",
     ]
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from vaerdict.core import DataError
+from vaerdict.de.verdict import COUNTS, decided_by
 from vaerdict.report.de_live import cards, genes_view
 from vaerdict.report.de_plots import check_picture, khat_picture
 from vaerdict.report.de_summary import contrasts_table, diagnostics_table, selection_table, top_table
@@ -21,6 +22,11 @@ from vaerdict.report.tables import Column, Table
 TOP_GENES, TOP_CONTRASTS = 10, 6
 """How many leading genes are listed, and of how many contrasts; the table that is searched holds all."""
 
+_ASIDE = (
+    "The counts decided every gene, so that the list does not rest on what follows: it says whether the latents and "
+    "fold changes of the model can be used."
+)
+
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
     """The report on a differential expression; `results` carries the rows of de.csv as `genes`."""
@@ -28,21 +34,22 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     contrasts = _matched(rows_of(results, "contrasts", "name"), genes)
     verdict = _record(results, "verdict")
     truth = results.get("truth")
-    known = checked(contrasts, genes, truth, results.get("interval")) if truth else None
-    found = contrasts_table(contrasts, genes, _scale(results))
+    decided = decided_by(contrasts, results.get("model_role"))
+    known = checked(contrasts, genes, truth, results.get("interval"), decided) if truth else None
+    found = contrasts_table(contrasts, genes, _scale(results), decided)
     sections = [
         Section("Truth beside the answer", _truth(known) if known else []),
-        Section("Verdict", [cards(answers(verdict, contrasts, genes)), found]),
+        Section("Verdict", [cards(answers(verdict, contrasts, genes, decided)), found]),
         Section("Genes", [genes_view(packed(contrasts, genes, truth))]),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
-        Section("Can the inference be trusted?", _inference(rows_of(results, "diagnostics", "group"))),
+        Section("Can the inference be trusted?", _inference(rows_of(results, "diagnostics", "group"), decided)),
         Section("Which model was kept", _selection(rows_of(results, "selection", "model"))),
         Section("Does the model fit the counts?", _checks(rows_of(results, "checks", "name", "x", "observed"))),
         Section("Settings", _settings(results)),
     ]
     return Document(
         _title(contrasts),
-        [*(sentences(known) if known else []), *_summary(results, verdict, contrasts, genes)],
+        [*(sentences(known) if known else []), *_summary(results, verdict, contrasts, genes, decided)],
         [section for section in sections if section.blocks],
         manifest,
         style=_asset("de.css"),
@@ -73,16 +80,27 @@ def _title(contrasts: Sequence[Row]) -> str:
 
 
 def _summary(
-    results: Row, verdict: Row, contrasts: Sequence[Row], genes: Mapping[str, Genes]
+    results: Row, verdict: Row, contrasts: Sequence[Row], genes: Mapping[str, Genes], decided: str
 ) -> list[str]:  # fmt: skip
     said = [str(words) for words in verdict.get("words") or ()]
     warnings = [f"Warning: {words}" for words in results.get("warnings") or () if str(words) not in said]
-    return [headline(verdict, contrasts, genes), *said, next_steps(verdict, _refits(results)), *warnings]
-
-
-def _refits(results: Row) -> int | None:
     settings = _record(results, "settings")
-    return {**settings, **_record(settings, "effort")}.get("refits")
+    refits = {**settings, **_record(settings, "effort")}.get("refits")
+    steps = next_steps(verdict, decided, refits=refits, batches=_batches(settings))
+    # the first words count the calls, as the headline does
+    return [headline(verdict, contrasts, genes, decided), *_tested(results), *said[1:], steps, *warnings]
+
+
+def _batches(settings: Row) -> bool:
+    """Whether the groups were compared within batches, those named or those of a model that was given."""
+    return settings.get("batch_key") is not None or settings.get("model") is not None
+
+
+def _tested(results: Row) -> list[str]:
+    """Which genes there are in the table, since proportions are of these alone."""
+    words = results.get("genes_words")
+    median = " and the median that centres them" if results.get("scale") == "centred" else ""
+    return [f"Tested were {words}. Proportions{median} are over these genes alone."] if words else []
 
 
 def _scale(results: Row) -> str:
@@ -94,8 +112,9 @@ def _truth(known: Checked) -> list[Block]:
     return [cards(truth_answers(known)), *pictures(known), truth_table(known)]
 
 
-def _inference(rows: Sequence[Row]) -> list[Block]:
-    return [khat_picture(rows), diagnostics_table(rows)] if rows else []
+def _inference(rows: Sequence[Row], decided: str) -> list[Block]:
+    aside = [_ASIDE] if decided == COUNTS else []
+    return [*aside, khat_picture(rows), diagnostics_table(rows)] if rows else []
 
 
 def _selection(rows: Sequence[Row]) -> list[Block]:

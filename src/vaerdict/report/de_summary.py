@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vaerdict.de.verdict import BOTH, COUNTS, MODEL
 from vaerdict.report.de_table import Genes, leading
 from vaerdict.report.de_words import shared
 from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
+_DECIDED = {
+    COUNTS: "Every gene is decided by the counts of both groups, shrunk by what all genes show.",
+    BOTH: "A gene is decided by the model where it is narrower than the counts and they do not contradict it, else by "
+    "the counts.",
+    MODEL: "Every gene is decided by the model.",
+}
+_PLAIN = (
+    "The plain bootstrap draws the replicates of the raw counts again, without a law of their dispersion and without "
+    "shrinkage, and so calls genes of few counts too easily: it is there to compare with, not to be used."
+)
 
-def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str) -> Table:
-    """What was found in each contrast, by the model and by the raw counts alone."""
+
+def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str, decided: str) -> Table:
+    """What was found in each contrast, as reported and by a plain bootstrap; `decided` says who decided the genes."""
     columns = [
         Column("name", "contrast"),
         Column("cells", "cells A, B"),
@@ -21,18 +33,15 @@ def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale:
         Column("n_up", "up in A"),
         Column("n_down", "down in A"),
         Column("expected_fdr", "expected FDR, %", 2, 100),
-        Column("by_model", "decided by the model, %", 0, 100),
-        Column("missed", "counts differ from it, %", 0, 100),
-        Column("raw", "called by raw counts"),
+        *([] if decided == COUNTS else [Column("by_model", "decided by the model, %", 0, 100)]),
+        Column("missed", "counts contradict the model, %", 0, 100),
+        Column("raw", "called by a plain bootstrap"),
         Column("both", "called by both"),
     ]
     rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
     columns = [c for c in columns if any(row.get(c.key) is not None for row in rows)]
     deltas = sorted({c["delta"] for c in contrasts if c.get("delta") is not None})
-    note = (
-        "A gene is decided by the model or by its counts, whichever tells more of it. The raw-count columns bootstrap "
-        "the cells without a model or any prior, and so call genes of few counts too easily."
-    )
+    note = f"{_DECIDED[decided]} {_PLAIN}"
     if deltas:
         sizes = " or ".join(f"{delta:g}" for delta in deltas)
         note = f"A gene counts as differential if its LFC is at least {sizes} either way. {note}"

@@ -39,11 +39,16 @@ MEASURES = (
     Measure("q_value", "q", "Expected false discovery rate of the list, over all contrasts, that ends here.", "small"),
     Measure("q_value_contrast", "q within", "The same of the list of this contrast alone.", "small", extra=True),
     Measure("mcse", "MCSE", "Monte Carlo standard error of P(DE).", "small", extra=True),
-    Measure("mean_a", "mean A", "Expression in group A according to the model.", "small"),
-    Measure("mean_b", "mean B", "Expression in group B according to the model.", "small"),
-    Measure("raw_lfc", "raw LFC", "Log2 fold change of the raw counts, without the model.", "lfc"),
-    Measure("raw_prob_de", "raw P(DE)", "The same probability from a bootstrap of the raw counts alone.", "prob"),
-    Measure("raw_is_de", "raw called", "Whether the raw counts alone would call the gene.", "flag"),
+    Measure("mean_a", "mean A", "Mean proportion of the gene in the cells of group A.", "small"),
+    Measure("mean_b", "mean B", "Mean proportion of the gene in the cells of group B.", "small"),
+    Measure("seen_a", "seen A", "Share of the cells of group A in which the gene is seen.", "prob"),
+    Measure("seen_b", "seen B", "Share of the cells of group B in which the gene is seen.", "prob"),
+    Measure("model_lfc", "model LFC", "Log2 fold change by the model alone.", "lfc", extra=True),
+    Measure("model_mean_a", "model mean A", "Mean proportion in group A by the model alone.", "small", extra=True),
+    Measure("model_mean_b", "model mean B", "Mean proportion in group B by the model alone.", "small", extra=True),
+    Measure("raw_lfc", "raw LFC", "Log2 fold change by a plain bootstrap of the raw counts.", "lfc"),
+    Measure("raw_prob_de", "raw P(DE)", "Its probability that the change exceeds delta either way.", "prob"),
+    Measure("raw_is_de", "raw called", "Whether the plain bootstrap would call the gene.", "flag"),
 )
 """The columns of de.csv that the page shows, in its order."""
 
@@ -100,7 +105,7 @@ def _value(cell: str, kind: str) -> Any:
 
 
 def called(genes: Genes, key: str = "is_de") -> set[str]:
-    """The names of the genes in the list: the model's, or with `raw_is_de` the raw counts'."""
+    """The names of the genes in the list reported, or with `raw_is_de` in that of the plain bootstrap."""
     return {gene for gene, flag in zip(genes["gene"], genes.get(key, ()), strict=False) if flag}
 
 

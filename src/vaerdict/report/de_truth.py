@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from vaerdict.de.verdict import BOTH, COUNTS, MODEL
 from vaerdict.experiments.genes_metrics import coverage, fdr_curve, measure
 from vaerdict.report import de_truth_plots
 from vaerdict.report.de_table import Genes
@@ -17,16 +18,21 @@ from vaerdict.report.document import Picture
 from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
-MODEL, RAW = "model", "raw counts"
+REPORTED, PLAIN = "reported", "plain bootstrap"
 OVERALL = "all contrasts"
 
+_ADDED = {
+    COUNTS: "What do dispersion and shrinkage add?",
+    BOTH: "What do shrinkage and the model add?",
+    MODEL: "What does the model add?",
+}
 _CHANCE = 0.05  # more false calls than chance gives in one of twenty lists are too many
 _MOST = 0.8  # a share of the changed genes that is most of them
 _CLOSE, _FAR = 0.05, 0.15  # shares by which intervals may miss their stated coverage: hardly, and by far
 
 
 class Known(NamedTuple):
-    """Genes whose true fold change is known, with what was said of them by the model and by the raw counts.
+    """Genes whose true fold change is known, with what is reported of them and what a plain bootstrap says.
 
     Shapes: all ``(genes,)``; `raw` is missing where de.csv has no such columns.
     """
@@ -69,21 +75,25 @@ class Score(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The known genes of every contrast and of all together, at the delta, rate and interval that were asked for."""
+    """The known genes of every contrast and of all together, at the delta, rate and interval that were asked for.
+
+    `decided` says who decided the genes.
+    """
 
     known: Mapping[str, Known]
     delta: float
     level: float | None
     interval: float | None
+    decided: str = MODEL
 
-    def score(self, name: str, method: str = MODEL) -> Score | None:
+    def score(self, name: str, method: str = REPORTED) -> Score | None:
         """The score of a method in a contrast; None where it said nothing."""
         known = self.known[name]
-        said = known.said if method == MODEL else known.raw
+        said = known.said if method == REPORTED else known.raw
         if said is None or not len(known.truth):
             return None
         real = known.truth.abs() >= self.delta
-        held = coverage(known.low, known.high, known.truth) if method == MODEL else None
+        held = coverage(known.low, known.high, known.truth) if method == REPORTED else None
         return Score(
             int(said.called.sum()),
             int((said.called & ~real).sum()),
@@ -96,14 +106,18 @@ class Checked(NamedTuple):
 
 
 def checked(
-    contrasts: Sequence[Row], genes: Mapping[str, Genes], truth: Mapping[str, Any], interval: float | None
+    contrasts: Sequence[Row],
+    genes: Mapping[str, Genes],
+    truth: Mapping[str, Any],
+    interval: float | None,
+    decided: str,
 ) -> Checked | None:
     """Everything of which the truth is known, None without any; `truth` maps contrasts to genes to true LFCs."""
     known = {c["name"]: _known(genes[c["name"]], truth[c["name"]]) for c in contrasts if c["name"] in truth}
     if len(known) > 1:
         known[OVERALL] = _together(list(known.values()))
     first = contrasts[0]
-    return Checked(known, first.get("delta") or 0.0, first.get("level"), interval) if known else None
+    return Checked(known, first.get("delta") or 0.0, first.get("level"), interval, decided) if known else None
 
 
 def _known(genes: Genes, truth: Mapping[str, float]) -> Known:
@@ -143,7 +157,7 @@ def whole(found: Checked) -> str:
 
 def sentences(found: Checked) -> list[str]:
     """What the truth says of the answer, the most important first."""
-    score, raw = found.score(whole(found)), found.score(whole(found), RAW)
+    score, raw = found.score(whole(found)), found.score(whole(found), PLAIN)
     if score is None:
         return []
     return [
@@ -154,7 +168,7 @@ def sentences(found: Checked) -> list[str]:
 
 def truth_answers(found: Checked) -> list[Answer]:
     """The questions that only the truth answers."""
-    score, raw = found.score(whole(found)), found.score(whole(found), RAW)
+    score, raw = found.score(whole(found)), found.score(whole(found), PLAIN)
     if score is None:
         return []
     share = "There are none" if score.tpr is None else f"{percent(score.tpr)} of them"
@@ -165,7 +179,7 @@ def truth_answers(found: Checked) -> list[Answer]:
         Answer("Do the intervals hold the truth?", *_held_card(found, score)),
     ]
     if raw is not None:
-        cards.append(Answer("What does the model add?", _gain(score, raw), _beside(score, raw).strip(), "open"))
+        cards.append(Answer(_ADDED[found.decided], _gain(score, raw), _beside(score, raw).strip(), "open"))
     return cards
 
 
@@ -223,14 +237,15 @@ def _gain(score: Score, raw: Score) -> str:
 
 def _beside(score: Score, raw: Score) -> str:
     return (
-        f" Fold changes are off by {score.error:.3f} on average, those of the raw counts alone by {raw.error:.3f}; "
-        f"the raw counts call {raw.called:,} genes, {percent(raw.fdp)} of them false, and find {raw.found:,}."
+        f" Fold changes are off by {score.error:.3f} on average, those of a plain bootstrap of the raw counts by "
+        f"{raw.error:.3f}; it calls {raw.called:,} genes, {percent(raw.fdp)} of them false, and finds {raw.found:,} of "
+        "the true changes."
     )
 
 
 # ------------------------------------------------------------------------------------------- tables and pictures
 def truth_table(found: Checked) -> Table:
-    """How right the model and the raw counts were in every contrast."""
+    """How right the list and a plain bootstrap were in every contrast."""
     columns = [
         Column("name", "contrast"),
         Column("method", "by"),
@@ -242,7 +257,7 @@ def truth_table(found: Checked) -> Table:
         Column("error", "mean error of LFC", 3),
         Column("coverage", "intervals that hold the truth, %", 1, 100),
     ]
-    scores = [(name, method, found.score(name, method)) for name in found.known for method in (MODEL, RAW)]
+    scores = [(name, method, found.score(name, method)) for name in found.known for method in (REPORTED, PLAIN)]
     rows = [
         {"name": name, "method": method, **score._asdict(), "fdp": score.fdp, "tpr": score.tpr}
         for name, method, score in scores
@@ -251,7 +266,8 @@ def truth_table(found: Checked) -> Table:
     asked = "" if found.level is None else f"The rate asked for was {percent(found.level)}, over all contrasts. "
     note = (
         f"{asked}A gene is changed if its true LFC is at least {found.delta:g} either way; average precision is 1 "
-        "where all changed genes are ranked before all others."
+        "where all changed genes are ranked before all others. The plain bootstrap is one of the raw counts, without a "
+        "law of their dispersion and without shrinkage."
     )
     return Table("truth", "The answer against the truth", columns, rows, note)
 
@@ -264,7 +280,7 @@ def pictures(found: Checked) -> list[Picture]:
         return []
     curves = {
         method: fdr_curve(said.prob, said.lfc, known.truth, found.delta, points=200)
-        for method, said in ((MODEL, known.said), (RAW, known.raw))
+        for method, said in ((REPORTED, known.said), (PLAIN, known.raw))
         if said is not None
     }
     where = f" ({name})" if len(found.known) > 1 else ""
