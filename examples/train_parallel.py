@@ -1,7 +1,9 @@
-"""Train on several processes, GPUs or machines: torchrun --nproc-per-node 2 examples/train_parallel.py.
+"""Train on several processes, GPUs or machines: torchrun --nproc-per-node 2 examples/train_parallel.py [cuda].
 
 The same file runs as one process with `python`. Every rank is given the same data and the same starting points.
 """
+
+import sys
 
 import torch
 
@@ -11,7 +13,8 @@ from vaerdict.proposals import Normal, OfCounts
 from vaerdict.training import Member, Settings, train
 from vaerdict.training.parallel import joined
 
-with joined() as group:  # on GPUs joined("cuda"), and device="cuda" below
+device = "cuda" if "cuda" in sys.argv[1:] else "cpu"
+with joined(device) as group:
     generator = vd.seeded(0)
     rate = 5 * torch.rand(2, 20, generator=generator)
     x = torch.poisson(rate[torch.arange(200) % 2], generator=generator)
@@ -19,11 +22,12 @@ with joined() as group:  # on GPUs joined("cuda"), and device="cuda" below
 
     model = CountModel.start(x, 2, generator=generator, hidden=(16,))
     proposal = OfCounts(Normal()).make(x, 2, hidden=(16,), generator=generator)
-    (fit,) = train([Member(model, proposal, vd.IWAE, 0)], x[:160], x[160:], Settings(n_particles=8, epochs=20))
+    settings = Settings(n_particles=8, epochs=20)
+    (fit,) = train([Member(model, proposal, vd.IWAE, 0)], x[:160], x[160:], settings, device=device)
 
     if group.rank == 0:
+        talk = f" by {torch.distributed.get_backend()}" if torch.distributed.is_initialized() else ""
         bounds = [bound for _, bound in fit.history]
-        print(
-            f"{group.size} ranks: held-out bound from {bounds[0]:.2f} to {max(bounds):.2f} nats in {fit.epochs} epochs"
-        )
+        print(f"{group.size} ranks on {device}{talk}: {fit.epochs} epochs")
+        print(f"held-out bound from {bounds[0]:.2f} to {max(bounds):.2f} nats")
         print("OK")

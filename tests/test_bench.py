@@ -201,6 +201,8 @@ def _gpu_rows() -> list[dict]:
         {**stack, "case": "models by WW", "grid_s": 30.0},
         {**stack, "case": "models by CHI", "grid_s": 40.0},
         {**stack, "case": "proposals by CHI", "grid_s": 5.0},
+        {**stack, "grid": "pPCA", "case": "models, 5 particles", "grid_s": 1.5, "trained_s": 2.0, "device": "GPU"},
+        {**stack, "grid": "pPCA", "case": "models, 200 particles", "grid_s": 3.0, "trained_s": 3.5, "device": "GPU"},
     ]
 
 
@@ -212,6 +214,7 @@ def test_grids_are_extrapolated_beside_what_was_measured(tmp_path):
     assert f"| MNIST | models | 70.0 | {ABSENT} | {ABSENT} |" in alone
     assert "Cut short, with what was measured by then: gpu." in alone
     assert "| 400.0 |" in alone  # TFLOP/s
+    assert "| pPCA | models | 4.5 | 5.5 | GPU |" in alone
     stages = [
         {"stage": "training", "what": "20 models of paper, 100 epochs", "seconds": 90.0, "device": "GPU"},
         {"stage": "training", "what": "5 models of free, 100 epochs", "seconds": 1e6, "device": "GPU"},
@@ -226,3 +229,22 @@ def test_the_scaling_table_prints_exponents():
     row = {"case": "training", "over": "cells", "low": 10, "high": 160, "seconds_low": 0.1, "seconds_high": 1.5}
     told = document.markdown(report.document([_result("scaling", [{**row, "exponent": 0.976, "exponent_se": 0.013}])]))
     assert "| training | cells | 10 | 160 | 0.1000 | 1.5000 | 0.98 | 0.01 |" in told
+
+
+def test_many_cells_are_told_in_a_sentence_each():
+    row = {"cells": 100_000, "genes": 1000, "seconds_per_epoch": 14.06, "seconds_de": 99.2, "peak_host_gb": 1.44}
+    told = document.markdown(report.document([_result("million", [{**row, "peak_device_gb": None}])]))
+    assert "100,000 cells of 1,000 genes on 2 CPU threads: 14.1 s for an epoch of training, 99 s" in told
+    assert "at most 1.4 GiB." in told
+    there = report.document([_result("million", [{**row, "peak_device_gb": 11.3}])]).summary[-1]
+    assert "genes on GPU of renown" in there
+    assert there.endswith("11.3 GiB of the GPU.")
+
+
+def test_what_became_slower_is_named():
+    rows = [
+        {"case": "khat", "before_s": 1.0, "now_s": 1.05, "ratio": 0.95},
+        {"case": "psis", "before_s": 1.0, "now_s": 1.25, "ratio": 0.8},
+    ]
+    told = report.document([_result("against", rows, before="abc123", of="psis")]).summary[-1]
+    assert told == "Since abc123 1 of 2 timings of psis are slower by more than 10%: psis (0.80)."

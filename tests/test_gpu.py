@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from scipy import sparse
 
 from vaerdict import diagnostics
 from vaerdict.benchmarks import gpu
@@ -37,6 +42,13 @@ def test_psis_agrees_with_the_cpu():
     there, khat_there = diagnostics.psis(log_w.cuda())
     torch.testing.assert_close(khat_there.cpu(), khat, atol=1e-6, rtol=0)
     torch.testing.assert_close(there.cpu(), smoothed, atol=1e-6, rtol=0)
+
+
+def test_a_posterior_is_resampled_by_a_generator_of_either_device():
+    model, x = _problem()
+    answer = posterior(model.cuda(), x.cuda(), Prior(model.prior), 500)
+    for device in ("cpu", "cuda"):
+        assert answer.resample(40, generator=seeded(0, device)).shape == (40, 256, 6)
 
 
 def test_training_reaches_the_same_evidence():
@@ -133,8 +145,9 @@ def test_a_recorded_step_is_the_step(rules, relaxed):
     torch.testing.assert_close(replayed.adam.flat.values, plain.adam.flat.values, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("of", [torch.as_tensor, sparse.csr_matrix])
 @pytest.mark.parametrize("joint", [True, False])
-def test_training_by_graphs_is_training(joint):
+def test_training_by_graphs_is_training(joint, of):
     x = torch.poisson(torch.full((160, 12), 3.0), generator=seeded(0)) + 1
     settings = Settings(n_particles=4, epochs=3, batch_size=32, patience=None, check_every=3, joint=joint)
 
@@ -150,7 +163,8 @@ def test_training_by_graphs_is_training(joint):
         ]
 
     plain, replayed = (
-        train(members(), x[:128], x[128:], replace(settings, graphs=graphs), device="cuda") for graphs in (False, True)
+        train(members(), of(x[:128]), x[128:], replace(settings, graphs=graphs), device="cuda")
+        for graphs in (False, True)
     )
     for a, b in zip(plain, replayed, strict=True):
         for old, new in zip(a.model.parameters(), b.model.parameters(), strict=True):
@@ -163,3 +177,18 @@ def test_stacks_of_every_grid_can_be_recorded():
     for make in [make for grid in (gpu._mnist, gpu._genes, gpu._ppca) for make in grid(gpu.SMALL, device)]:
         work = make()
         assert gpu._replayed(work, device) is not None, (work.grid, work.case)
+
+
+@pytest.mark.parametrize(("n_ranks", "backend"), [(1, "nccl"), (torch.cuda.device_count() + 1, "gloo")])
+def test_ranks_train_on_gpus_and_share_them_where_there_are_too_few(n_ranks, backend):
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
+    done = subprocess.run(
+        [sys.executable, *ranks, "examples/train_parallel.py", "cuda"],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{n_ranks} ranks on cuda by {backend}" in done.stdout

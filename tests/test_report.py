@@ -729,3 +729,5 @@ def test_a_brief_readme_has_verdicts_without_their_evidence(tmp_path: Path) -> N
     assert brief.count("|---") + brief.count("| ---") < full.count("|---") + full.count("| ---")
     assert "| claim | verdict | evidence |" in full
     assert "| claim | verdict | evidence |" not in brief
+    assert brief.index("<details><summary>") < brief.index("| ---") < brief.index("</details>")
+    assert "<details>" not in full

@@ -2,13 +2,16 @@
 
 A grid is trained as stacks of members (see `vaerdict.training`); one row is one kind of stack, at the sizes of the
 paper preset. Images and counts are simulated, for no time depends on their values. Seconds of a grid are steps times
-seconds of a step, for the epochs of the preset, of which early stopping may use fewer. Without a CUDA device everything
-runs on the CPU, at the small sizes of `quick`: that shows that it runs, and nothing about a GPU.
+seconds of a step, for the epochs of the preset, of which early stopping may use fewer. Beside stands what training the
+stack for these epochs took, held-out checks and starting up included; of MNIST the experiment's own run tells that.
+Without a CUDA device everything runs on the CPU, at the small sizes of `quick`: that shows that it runs, and nothing
+about a GPU.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +26,7 @@ from vaerdict.experiments import genes_fit, mnist, ppca
 from vaerdict.models.m1m2 import M1M2
 from vaerdict.noise import seeded
 from vaerdict.proposals import Family, Normal
-from vaerdict.training import RECIPES, Member, Settings
+from vaerdict.training import RECIPES, Member, Settings, train
 from vaerdict.training.data import Apart
 from vaerdict.training.graphs import recorded, tensor_cores
 from vaerdict.training.semistack import Labelled, SemiStack, together
@@ -40,8 +43,8 @@ Step = Callable[[Tensor], Tensor]
 class Workload:
     """A stack to be trained: its step on the batch at `index`, and how often a grid takes it.
 
-    `state` is what a step changes in place, with `generators` all that recording it must restore. With `graph` training
-    replays the step from a CUDA graph; the others are recorded here only to see what that would save.
+    `state` is what a step changes in place, with `generators` all that recording it must restore. Training replays the
+    step from a CUDA graph. `train` trains the stack as a whole, where that is no experiment of its own.
     """
 
     grid: str
@@ -55,7 +58,7 @@ class Workload:
     epochs: int
     stacks: int = 1
     tf32: bool = False
-    graph: bool = False
+    train: Callable[[], object] | None = None
 
 
 class Sizes(NamedTuple):
@@ -90,9 +93,8 @@ def _row(work: Workload, found: Ceilings, device: torch.device) -> dict[str, Any
         eager = seconds_of(lambda: work.step(work.index), device)
         asked = demand(lambda: work.step(work.index), device)
         replayed = _replayed(work, device)
-    trained_by = replayed if work.graph else None
-    seconds = eager if trained_by is None else trained_by
-    near = shares(asked, seconds, found, tf32=work.tf32, recorded=trained_by is not None)
+    seconds = eager if replayed is None else replayed
+    near = shares(asked, seconds, found, tf32=work.tf32, recorded=replayed is not None)
     return {
         "kind": "stack",
         "device": found.device,
@@ -102,9 +104,10 @@ def _row(work: Workload, found: Ceilings, device: torch.device) -> dict[str, Any
         "step_s": seconds,
         "eager_s": eager,
         "graph_s": replayed,
-        "recorded": trained_by is not None,
+        "recorded": replayed is not None,
         "epoch_s": seconds * work.steps,
         "grid_s": seconds * work.steps * work.epochs * work.stacks,
+        "trained_s": _seconds(work.train, device),
         **asked._asdict(),
         "flops": asked.flop / seconds,
         "bytes_per_s": asked.bytes / seconds,
@@ -128,6 +131,16 @@ def _replayed(work: Workload, device: torch.device) -> float | None:
         log.warning("%s, %s: cannot be recorded as a CUDA graph: %s", work.grid, work.case, error)
         return None
     return seconds_of(lambda: step(work.index), device)
+
+
+def _seconds(work: Callable[[], object] | None, device: torch.device) -> float | None:
+    """What a whole training takes; None off a GPU, where it would take long and tell nothing."""
+    if work is None or device.type != "cuda":
+        return None
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started
 
 
 Maker = Callable[[], Workload]
@@ -181,7 +194,6 @@ def _semi(
         epochs,
         stacks,
         tf32=True,
-        graph=True,
     )
 
 
@@ -277,7 +289,9 @@ def _stacked(
         learn_model=learn_model,
         device=device,
     )
-    x = Apart(torch.stack([_training_data(problem) for _, problem in members]).to(device))
+    parts = [_data(problem) for _, problem in members]
+    x = Apart(torch.stack([train for train, _ in parts]).to(device))
+    held_out = torch.stack([valid for _, valid in parts])
     k, batches = settings.n_particles, team.shuffled(x.n, settings.batch_size)
 
     def step(index: Tensor) -> Tensor:
@@ -288,12 +302,19 @@ def _stacked(
             team.theta_step(batch, k, None)
         return team.phi_step(batch, k, None)
 
+    def whole() -> object:
+        fixed = replace(settings, patience=None)
+        return train(
+            [member for member, _ in members], x.x, held_out, fixed, apart=True, learn_model=learn_model, device=device
+        )
+
     state = [*team.theta.tensors(), *team.phi.tensors()]
     shape = (grid, case, len(members), step, batches[0], team.generators, state)
-    return Workload(*shape, len(batches), settings.epochs)
+    return Workload(*shape, len(batches), settings.epochs, train=whole)
 
 
-def _training_data(problem: ppca.Problem | genes_fit.Problem) -> Tensor:
+def _data(problem: ppca.Problem | genes_fit.Problem) -> tuple[Tensor, Tensor]:
+    """What trains, and what is held out. Shapes: ``(n, p)`` each."""
     if isinstance(problem, genes_fit.Problem):
-        return problem.counts(problem.train)
-    return problem.data.x_train
+        return problem.counts(problem.train), problem.counts(problem.valid)
+    return problem.data.x_train, problem.data.x_train[:64]

@@ -76,13 +76,16 @@ def markdown(document: Document) -> str:
 
 
 def brief(document: Document) -> str:
-    """The summary, the first claims with their verdicts alone, and the first table that is no detail, in Markdown."""
+    """The summary, the first claims with their verdicts alone, and the first table that is no detail, in Markdown.
+
+    The table stands folded where there are claims to read instead.
+    """
     blocks = [block for section in document.sections for block in section.blocks]
     claims = next((b for b in blocks if not isinstance(b, (str, Picture, Live, Table)) and b), ())
     table = next((b for b in blocks if isinstance(b, Table) and not b.detail), None)
     verdicts = "\n".join(f"- **{c.word}**: {markdown_text(c.text)}" for c in claims)
-    parts = [*map(markdown_text, document.summary), verdicts, "" if table is None else tables.markdown(table)]
-    return "\n\n".join(filter(None, parts))
+    shown = "" if table is None else tables.markdown(table, folded=bool(claims))
+    return "\n\n".join(filter(None, [*map(markdown_text, document.summary), verdicts, shown]))
 
 
 def _markdown_block(block: Block) -> str:

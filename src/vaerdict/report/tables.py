@@ -126,8 +126,8 @@ def plain(table: Table) -> str:
     return "\n".join([*lines, *([table.note] if table.note else [])])
 
 
-def markdown(table: Table) -> str:
-    """The table in GitHub's Markdown, the best in bold."""
+def markdown(table: Table, *, folded: bool = False) -> str:
+    """The table in GitHub's Markdown, the best in bold; `folded` it shows its caption until it is clicked."""
     header = [column.title for column in table.columns]
     align = ["---", *(["---:"] * (len(header) - 1))]
     body = [
@@ -136,6 +136,9 @@ def markdown(table: Table) -> str:
     ]
     lines = ["| " + " | ".join(cells) + " |" for cells in ([_pipe(h) for h in header], align, *body)]
     note = ["", f"<sub>{markdown_text(table.note)}</sub>"] if table.note else []
+    if folded:
+        title = f"<details><summary>{escape(printable(table.caption), quote=False)}</summary>"
+        return "\n".join([title, "", *lines, *note, "", "</details>"])
     return "\n".join([f"**{markdown_text(table.caption)}**", "", *lines, *note])
 
 
