@@ -7,7 +7,7 @@ DATA := $(abspath ../shared/data)
 ifneq ($(wildcard $(DATA)),)
 export VAERDICT_DATA ?= $(DATA)
 endif
-.PHONY: install demo test test-slow test-gpu lint format bench readme tutorials clean
+.PHONY: install demo test test-slow test-gpu lint format bench docs readme tutorials clean
 
 install: $(STAMP)
 
@@ -41,6 +41,9 @@ format: install
 
 bench: install
 	$(BIN)/vaerdict bench all --out results/bench
+
+docs: install
+	$(BIN)/python docs/reference.py
 
 readme: install
 	$(BIN)/vaerdict report --readme README.md results

@@ -16,5 +16,6 @@ class Thermostat(torch.nn.Module):  # your model: a hidden state, read through a
 
 x = torch.tensor([[1.0, 0.1, 0.2], [2.5, -0.6, -0.5], [0.2, -1.0, 0.4]])
 answer = vd.expect(Thermostat(), x, lambda z: (z[..., 0] > 0).double(), tolerance=0.02)
-for p, error, verdict, rung in zip(answer.value, answer.mcse, answer.verdict, answer.rung, strict=True):
-    print(f"P(z_1 > 0 | x) = {p:.3f} +- {error:.3f}   {vd.Verdict(int(verdict)).name}   answered by {rung}")
+verdicts = vd.Verdict.names(answer.verdict)
+for p, error, verdict, rung in zip(answer.value, answer.mcse, verdicts, answer.rung, strict=True):
+    print(f"P(z_1 > 0 | x) = {p:.3f} +- {error:.3f}   {verdict}   answered by {rung}")

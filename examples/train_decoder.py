@@ -34,6 +34,6 @@ for score in steps.selection:
     print(f"{score.model}: held-out evidence {score.iwelbo_best:.2f} nats, own encoder hides {score.gap:.2f}")
 
 answer = steps.posterior(x[500:], n=1000, tolerance=0.05, query=lambda z: (z[..., 0] > 0).double())
-names = [vd.Verdict(int(v)).name for v in answer.verdict]
+names = vd.Verdict.names(answer.verdict)
 print(f"verdicts: {', '.join(f'{names.count(n)} {n}' for n in dict.fromkeys(names))}")
 print(f"answered by: {answer.record.summary()}")

@@ -55,6 +55,7 @@ class Training:
             "drops": 1,
             "check_every": 5,
             "joint": True,
+            "graphs": True,
             "score": RefinedBound(100),
         }
         return Settings(**base | changes)

@@ -105,7 +105,13 @@ def grid(preset: Preset, unit: Unit) -> dict[str, Any]:
 def training_settings(preset: Preset, k: int) -> Settings:
     """How the grid's models and proposals are trained, with k particles."""
     return Settings(
-        n_particles=k, epochs=preset.epochs, patience=None, lr_theta=1e-2, lr_phi=1e-2, check_every=preset.epochs
+        n_particles=k,
+        epochs=preset.epochs,
+        patience=None,
+        lr_theta=1e-2,
+        lr_phi=1e-2,
+        check_every=preset.epochs,
+        graphs=True,
     )
 
 
