@@ -22,6 +22,7 @@ LAYERS = (
     ("units",),
     ("distributions", "likelihoods", "objectives", "diagnostics", "networks", "views"),
     ("proposals", "estimators", "samplers", "refinement", "theory", "models"),
+    ("flows",),
     ("training", "decisions", "datasets", "foreign"),
     ("selective",),
     ("agreement",),

@@ -11,10 +11,11 @@ from checks import assert_mean
 from vaerdict import core, proposals
 from vaerdict.core import Draws, SettingError, ShapeError
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.flows import Flow, SplineFlow
 from vaerdict.models.ppca import PPCA
 from vaerdict.networks import stack, stackable
 from vaerdict.noise import Sobol, as_source, seeded
-from vaerdict.proposals import Mixture, Normal, Prior, SplineFlow, Student, Trainable, defensive, optimal_shares
+from vaerdict.proposals import Mixture, Normal, Prior, Student, Trainable, defensive, optimal_shares
 
 FAMILIES: dict[str, proposals.Family] = {
     "normal": Normal(),
@@ -162,7 +163,7 @@ def test_a_column_constant_in_training_does_no_harm_where_it_varies(name, x):
 
 def test_a_flow_inverts_its_own_transform(x):
     q = made("flow", x)
-    assert isinstance(q, proposals.Flow)
+    assert isinstance(q, Flow)
     noise = q.noise(x, 50, as_source(seeded(0)))
     z = q(x).transform(noise)
     back = q.flow.flow((x - q.center) / q.spread).transform(z)

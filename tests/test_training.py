@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from vaerdict.core import DataError, DivergenceError, SettingError
 from vaerdict.distributions import StandardNormal
+from vaerdict.flows import SplineFlow
 from vaerdict.models.ppca import PPCA
 from vaerdict.networks import MLP
 from vaerdict.noise import seeded
 from vaerdict.objectives import elbo_loss, iwelbo, loss
-from vaerdict.proposals import Amortised, Family, Normal, SplineFlow, Student
+from vaerdict.proposals import Amortised, Family, Normal, Student
 from vaerdict.training import (
     AGG,
     CHI,

@@ -20,10 +20,11 @@ from vaerdict.core import (
     WeightError,
 )
 from vaerdict.diagnostics import Verdict
+from vaerdict.flows import SplineFlow
 from vaerdict.models.adapters import from_scvi
 from vaerdict.noise import Sobol, seeded
 from vaerdict.procedure import Answer, Decision, Posterior, ThreeStep, expect, posterior
-from vaerdict.proposals import Mixture, Normal, Prior, SplineFlow, Student
+from vaerdict.proposals import Mixture, Normal, Prior, Student
 from vaerdict.refinement import refine
 from vaerdict.training import AGG, CHI, CYCLIC, IWAE, VAE, WW, Fit, Member, Recipe, Settings, train
 

@@ -308,10 +308,12 @@ def report(
     screen.print(f"Page: {render(run_dir)}", markup=False)
 
 
-@app.command(epilog="Example:  vaerdict bench psis")
+@app.command(
+    epilog="Example:  vaerdict bench psis;  with another checkout:  vaerdict bench ladder --against ../other/src"
+)
 def bench(
     name: Annotated[
-        str, typer.Argument(help="psis, ppca, samplers, ladder, counts, de, scaling, gpu, million or all.")
+        str, typer.Argument(help="psis, ppca, samplers, ladder, counts, de, borrow, scaling, gpu, million or all.")
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
     source: Annotated[

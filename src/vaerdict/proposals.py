@@ -1,4 +1,4 @@
-"""Approximate posteriors: amortised families, conditional flows, the prior, and mixtures of any of them."""
+"""Approximate posteriors: amortised families, the prior, and mixtures of any proposals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from vaerdict import core
@@ -174,11 +173,12 @@ class Student:
 
 def _encoder(x: Tensor, d: int, full: bool, hidden: Sequence[int], generator: torch.Generator) -> MLP:
     n_out = d + d * (d + 1) // 2 if full else 2 * d
-    center, spread = _center_and_spread(x)
+    center, spread = center_and_spread(x)
     return MLP(x.shape[-1], n_out, hidden, generator=generator, center=center, spread=spread).to(center)
 
 
-def _center_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
+def center_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What standardises the columns of x, leaving constant ones as they are. Shapes: ``(n, p) -> (p,), (p,)``."""
     flat = floating(x.reshape(-1, x.shape[-1]))
     spread = flat.std(0) if flat.shape[0] > 1 else torch.ones_like(flat[0])
     # a column that is constant here may vary elsewhere: dividing by its spread, which rounding keeps off zero, would
@@ -223,84 +223,6 @@ class Viewed(Trainable):
     def noise(self, x: Tensor, k: int, source: Source) -> Noise:
         """Base noise for k particles of each observation."""
         return self.proposal.noise(x, k, source)
-
-
-@dataclass(frozen=True)
-class SplineFlow:
-    """Conditional neural spline flows (zuko; extra ``flows``)."""
-
-    transforms: int = 3
-
-    @property
-    def suffix(self) -> str:
-        """What follows the objective's name in tables."""
-        return "-flow"
-
-    def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Flow:
-        """A fresh proposal for observations like x with d latents."""
-        try:
-            from zuko.flows import NSF
-        except ImportError as error:
-            raise SettingError("spline flows need zuko; install it with `pip install vaerdict[flows]`.") from error
-        with global_state_from(generator):
-            flow = NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
-        return Flow(flow, d, *_center_and_spread(x)).to(floating(x[:1]))
-
-
-class Flow(Trainable):
-    """A conditional normalising flow as proposal."""
-
-    def __init__(self, flow: nn.Module, d: int, center: Tensor, spread: Tensor) -> None:
-        super().__init__()
-        self.flow, self.d = _FlowMap(flow), d
-        self.center, self.spread = nn.Buffer(center), nn.Buffer(spread)
-
-    def forward(self, x: Tensor) -> FlowConditional:
-        """The distribution of latents given x."""
-        return FlowConditional(self, (x - self.center) / self.spread)
-
-
-class _FlowMap(nn.Module):
-    """A flow that does all its work inside `forward`: zuko's distributions are lazy, and would read parameters only
-    after `functional_call` has put the live ones back."""
-
-    def __init__(self, flow: nn.Module) -> None:
-        super().__init__()
-        self.flow = flow
-
-    def forward(self, context: Tensor, value: Tensor, inverse: bool) -> Tensor:
-        q = self.flow(context)
-        return q.transform.inv(value) if inverse else q.log_prob(value)
-
-
-@dataclass(frozen=True, eq=False)
-class FlowConditional:
-    """A flow conditioned on observations; stopping it evaluates the network with detached parameters."""
-
-    owner: Flow
-    context: Tensor
-    stopped: bool = False
-
-    def noise(self, k: int, source: Source) -> Noise:
-        """Base noise for k particles of each observation."""
-        return Noise(source.normal(k, self.context.shape[:-1], self.owner.d, like=self.context))
-
-    def transform(self, noise: Noise) -> Tensor:
-        """Particles from base noise. Shapes: ``-> (K, *batch, d)``."""
-        return self._evaluate(noise.normal, inverse=True)
-
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log-density at z. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
-        return self._evaluate(z, inverse=False)
-
-    def detach(self) -> FlowConditional:
-        """The same flow with no gradient in its parameters."""
-        return FlowConditional(self.owner, self.context, stopped=True)
-
-    def _evaluate(self, value: Tensor, *, inverse: bool) -> Tensor:
-        flow = self.owner.flow
-        parameters = {name: p.detach() if self.stopped else p for name, p in flow.named_parameters()}
-        return functional_call(flow, parameters, (self.context, value, inverse))
 
 
 class Prior:

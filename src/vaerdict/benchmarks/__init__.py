@@ -12,7 +12,7 @@ import torch
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.experiments.runner import hardware, versions
 
-BENCHMARKS = ("psis", "ppca", "samplers", "ladder", "counts", "de", "scaling", "gpu", "million")
+BENCHMARKS = ("psis", "ppca", "samplers", "ladder", "counts", "de", "borrow", "scaling", "gpu", "million")
 
 Keep = Callable[[dict[str, Any]], None]
 """Is given the result so far after every row, for a run that may be cut short."""

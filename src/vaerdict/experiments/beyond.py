@@ -15,10 +15,11 @@ from vaerdict.core import Draws, Proposal
 from vaerdict.distributions import Elliptical
 from vaerdict.experiments.ppca import Preset, Problem, as_ppca, khat_summary, measure, model_row
 from vaerdict.experiments.runner import Unit
+from vaerdict.flows import SplineFlow
 from vaerdict.models import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
 from vaerdict.procedure import ThreeStep
-from vaerdict.proposals import Amortised, Mixture, Normal, SplineFlow, Student, defensive, optimal_shares
+from vaerdict.proposals import Amortised, Mixture, Normal, Student, defensive, optimal_shares
 from vaerdict.refinement import refine
 from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
 

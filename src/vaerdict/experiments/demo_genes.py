@@ -19,7 +19,14 @@ TYPES = {"type 1": 12, "type 2": 6, "type 3": 1}
 """The cell types and their shares; the last is rare, so that its intervals are visibly wider."""
 
 
-def run(*, seed: int = 0, device: str = "cpu", progress: Progress = silent) -> DEResult:
+def run(
+    *,
+    seed: int = 0,
+    borrow: bool = True,
+    n_labelled: int | None = None,
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> DEResult:
     """Compare every pair of simulated cell types, few cells of which are labelled, with the truth beside the answer.
 
     One objective and half of the usual draws are what keeps it short; early stopping and the three refits are those of
@@ -27,11 +34,11 @@ def run(*, seed: int = 0, device: str = "cpu", progress: Progress = silent) -> D
     """
     data = donors(seed, n_cells=N_CELLS, n_genes=N_GENES, n_donors=(1,) * 3, shares=tuple(TYPES.values()), donor_sd=0.0)
     found = differential_expression(
-        _anndata(data, seed),
+        _anndata(data, seed, n_labelled or N_LABELLED),
         "cell_type",
         pairs=all_pairs(list(TYPES)),
         n_top_genes=None,
-        borrow=True,
+        borrow=borrow,
         objectives=["IWAE"],
         n_draws=250,
         seed=seed,
@@ -41,11 +48,11 @@ def run(*, seed: int = 0, device: str = "cpu", progress: Progress = silent) -> D
     return found.with_truth(_truth(data, found))
 
 
-def _anndata(data: CountData, seed: int) -> Any:
+def _anndata(data: CountData, seed: int, n_labelled: int) -> Any:
     anndata, pandas = needed("anndata", "bio"), needed("pandas", "bio")
     order, labels = np.random.default_rng([seed, 1]).permutation(N_CELLS), np.full(N_CELLS, None, dtype=object)
     for number, name in enumerate(TYPES):
-        labels[order[data.labels.numpy()[order] == number][:N_LABELLED]] = name
+        labels[order[data.labels.numpy()[order] == number][:n_labelled]] = name
     obs = pandas.DataFrame({"cell_type": labels})
     obs.index = [f"cell-{i:04d}" for i in range(N_CELLS)]
     var = pandas.DataFrame(index=[f"gene-{i:03d}" for i in range(N_GENES)])
