@@ -11,11 +11,11 @@ endif
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml paper/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy scipy
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './paper[rivals]'
 	touch $(STAMP)
 
 demo: install
@@ -40,14 +40,13 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/vaerdict bench all --out results/bench
+	$(BIN)/vaerdict bench all --out paper/results/bench
 
 docs: install
 	$(BIN)/python docs/reference.py
 
 readme: install
-	$(BIN)/vaerdict report --readme README.md results
-	$(BIN)/vaerdict report --readme docs/results.md results
+	$(BIN)/python -m vaerdict_paper.pages README.md docs/results.md
 
 tutorials: install
 	$(BIN)/python tests/notebooks.py

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vaerdict.de.laws import Shares
+from vaerdict.de.counts_likelihood import Shares
 
 LEVEL, DELTA = 0.05, 0.5
 COLUMNS = [

@@ -12,10 +12,10 @@ from torch import Tensor
 from checks import assert_within
 from vaerdict import core
 from vaerdict.datasets.genes import appendix
-from vaerdict.experiments.rivals import contained
+from vaerdict.inference import posterior
 from vaerdict.models.adapters import ScviModel, from_scvi
 from vaerdict.noise import seeded
-from vaerdict.procedure import posterior
+from vaerdict.optional import isolated
 from vaerdict.refinement import refine
 
 scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed (extra `scvi`)")
@@ -39,7 +39,7 @@ def cells(n: int = N_CELLS, seed: int = 0) -> Any:
 def fitted(adata: Any = None, *, epochs: int = 2, kind: Any = None, setup: Any = None, **settings: Any) -> Any:
     kind = kind or scvi.model.SCVI
     adata = cells() if adata is None else adata
-    with contained(0):
+    with isolated(0):
         kind.setup_anndata(adata, **(setup or {}))
         model = kind(adata, n_latent=D, **settings)
         split = {"external_indexing": np.split(np.arange(len(adata)), [len(adata) * 9 // 10])}
@@ -89,7 +89,7 @@ def model(request) -> Any:
 def theirs(model: Any, z: Tensor) -> tuple[Tensor, Any, Tensor]:
     """Log p(x, z), q(z | x) and normalised expression as scvi-tools' own module computes them, particle by particle."""
     module = model.module.eval()
-    with contained(0), torch.no_grad():
+    with isolated(0), torch.no_grad():
         (tensors,) = model._make_data_loader(adata=model.adata, batch_size=N_CELLS)
         found = module.inference(**module._get_inference_input(tensors))
         log_p, scale = [], []
@@ -246,7 +246,7 @@ def scanvi() -> Any:
 
 def minified() -> Any:
     model = fitted(epochs=1)
-    with contained(0):
+    with isolated(0):
         model.adata.obsm["X_latent_qzm"], model.adata.obsm["X_latent_qzv"] = model.get_latent_representation(
             return_dist=True
         )
@@ -255,7 +255,7 @@ def minified() -> Any:
 
 
 def untrained() -> Any:
-    with contained(0):
+    with isolated(0):
         adata = cells()
         scvi.model.SCVI.setup_anndata(adata)
         return scvi.model.SCVI(adata)
@@ -281,7 +281,7 @@ def test_a_minified_model_with_counts_is_as_good_as_new():
     model = fitted(gene_likelihood="nb")
     before = from_scvi(model)
     x = before.observations()
-    with contained(0):
+    with isolated(0):
         model.adata.obsm["X_latent_qzm"], model.adata.obsm["X_latent_qzv"] = model.get_latent_representation(
             return_dist=True
         )

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vaerdict.agreement import ADVICE, agreement, calibration_error, log_score, reliability
+from vaerdict.classify.agreement import ADVICE, agreement, calibration_error, log_score, reliability
 from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import seeded

@@ -16,9 +16,9 @@ from checks import assert_mean, assert_within
 from test_de_analysis import simulated
 from vaerdict import de
 from vaerdict.core import DataError, SettingError
-from vaerdict.de import calibrate_words as words
-from vaerdict.de import calibrate_work as work
-from vaerdict.de.calibrate_halves import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
+from vaerdict.de.calibration import compare as work
+from vaerdict.de.calibration import summary as words
+from vaerdict.de.calibration.splits import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
 
 pd = pytest.importorskip("pandas")
 FAST = {"quick": True, "n_draws": 100}

@@ -14,8 +14,8 @@ import test_report
 from de_toys import HOSTILE
 from test_de_analysis import simulated
 from vaerdict.core import DataError
-from vaerdict.de import calibrate_words as words
-from vaerdict.de.calibration import COLUMNS
+from vaerdict.de.calibration import summary as words
+from vaerdict.de.calibration.pipeline import COLUMNS
 from vaerdict.report import render, text
 from vaerdict.report.page import page as html_page
 from vaerdict.report.render import load

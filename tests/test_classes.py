@@ -13,18 +13,11 @@ from torch import Tensor
 from checks import assert_mean, assert_within
 from vaerdict.core import Draws, SettingError, WeightError, log_mean_exp
 from vaerdict.diagnostics import Verdict
+from vaerdict.inference import amortised, class_posterior, class_weights, from_weights, plugin_classes, refined
+from vaerdict.inference import class_posterior as classes
 from vaerdict.models import M1M2, ClassPrior, PerClass, Recognition, per_class, recognition
 from vaerdict.noise import Shared, Sobol, seeded
 from vaerdict.objectives import loss
-from vaerdict.procedure import (
-    amortised,
-    class_posterior,
-    class_weights,
-    classes,
-    from_weights,
-    plugin_classes,
-    refined,
-)
 from vaerdict.refinement import refine_elbo
 
 P, C = 6, 3

@@ -19,8 +19,8 @@ import torch
 import vaerdict as vd
 from vaerdict import decisions, selective
 from vaerdict.core import DataError, SettingError
+from vaerdict.inference.semisupervised import fit_semisteps
 from vaerdict.noise import Iid, Shared, seeded
-from vaerdict.procedure.semisteps import fit_semisteps
 from vaerdict.training.semibounds import rule
 from vaerdict.training.semistack import SemiSettings
 

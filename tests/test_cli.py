@@ -110,7 +110,7 @@ def test_demo_of_ppca_writes_a_run_directory_and_tells_the_truth(command, tmp_pa
 def test_reproduce_resumes_and_refuses_to_mix(command, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from vaerdict.experiments import ppca
+    from vaerdict_paper.experiments import ppca
 
     tiny = replace(ppca.PRESETS["quick"], epochs=2, score_draws=50, khat_draws=100, beyond=False, curve=(16,))
     monkeypatch.setitem(ppca.PRESETS, "quick", tiny)
@@ -160,7 +160,7 @@ def test_bench_writes_ratios_with_the_machine_they_hold_for(command, tmp_path):
 
 
 def test_bench_all_leaves_out_what_cannot_run_and_says_why(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("vaerdict.benchmarks.BENCHMARKS", ("gpu", "ppca"))
+    monkeypatch.setattr("vaerdict_paper.benchmarks.BENCHMARKS", ("gpu", "ppca"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, out, err = command("bench", "all", "--quick", "--out", tmp_path)
     assert code == 0
@@ -170,7 +170,7 @@ def test_bench_all_leaves_out_what_cannot_run_and_says_why(command, tmp_path, mo
 
 
 def test_a_terminal_hears_what_a_long_unit_is_doing_and_a_pipe_does_not(monkeypatch):
-    logger = logging.getLogger("vaerdict.experiments.mnist")
+    logger = logging.getLogger("vaerdict_paper.experiments.mnist")
     for terminal in (True, False):
         written = io.StringIO()
         monkeypatch.setattr(cli, "messages", Console(file=written, force_terminal=terminal))

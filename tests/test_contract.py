@@ -12,10 +12,10 @@ from torch.distributions import Normal as TorchNormal
 
 from vaerdict import core
 from vaerdict.flows import SplineFlow
+from vaerdict.inference import posterior
 from vaerdict.models.ppca import PPCA, LambdaPPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import iwelbo_loss, legal_pairs, loss
-from vaerdict.procedure import posterior
 from vaerdict.proposals import Family, Mixture, Normal, Prior, Student, Trainable, defensive
 from vaerdict.training import Member, Recipe, Settings, train
 

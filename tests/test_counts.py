@@ -13,11 +13,10 @@ from vaerdict.core import DataError, ShapeError
 from vaerdict.datasets import released
 from vaerdict.likelihoods import CountLikelihood, NegativeBinomial, Poisson, ZeroInflated
 from vaerdict.models.counts import CountModel, moments
-from vaerdict.networks import stack
+from vaerdict.networks import LogNormalised, stack
 from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, OfCounts, Student, Viewed
 from vaerdict.training import refined_evidence
-from vaerdict.views import LogNormalised
 
 LIKELIHOODS: list[CountLikelihood] = [Poisson(), NegativeBinomial(), ZeroInflated(), ZeroInflated(per_cell=True)]
 GENES, D, K = 12, 3, 4

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from vaerdict import datasets
 from vaerdict.core import DataError, SettingError
-from vaerdict.datasets import SIMULATORS, CountData, Mnist, data_folder, find_data, mnist, mnist_split
+from vaerdict.datasets import SIMULATORS, CountData
 from vaerdict.datasets.genes import _changes
-from vaerdict.datasets.images import MD5, read_idx
 from vaerdict.noise import seeded
+from vaerdict_paper.mnist_data import MD5, Mnist, data_folder, find_data, mnist, mnist_split, read_idx
 
 SMALL = {name: {"n_cells": 400, "n_genes": 20} for name in SIMULATORS}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from checks import Largest, assert_mean
 from vaerdict import de, decisions
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.de import contrast
+from vaerdict.de import effects as contrast
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.engines import Threads
 

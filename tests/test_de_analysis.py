@@ -11,9 +11,12 @@ from scipy import special
 from checks import assert_mean
 from vaerdict import de
 from vaerdict.core import SettingError
-from vaerdict.de import answers, checks, replicates, run
-from vaerdict.de.parts import Parts
-from vaerdict.de.plan import Labels, contrasts
+from vaerdict.de import pipeline as run
+from vaerdict.de import replicates
+from vaerdict.de import tables as answers
+from vaerdict.de.contrasts import Labels, contrasts
+from vaerdict.de.model import checks
+from vaerdict.de.stage_cache import Parts
 
 ad = pytest.importorskip("anndata")
 pd = pytest.importorskip("pandas")
@@ -197,10 +200,10 @@ def test_scanpy_reads_the_ranking(answer):
 
 
 def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
-    rivals = pytest.importorskip("vaerdict.experiments.rivals")
+    rivals = pytest.importorskip("vaerdict_paper.experiments.rivals")
     scvi = pytest.importorskip("scvi")
     adata = simulated(n=150)
-    with rivals.contained(0):
+    with rivals.isolated(0):
         scvi.model.SCVI.setup_anndata(adata, batch_key="batch")
         model = scvi.model.SCVI(adata)
         model.train(max_epochs=30, accelerator="cpu", enable_progress_bar=False, logger=False)
@@ -215,13 +218,13 @@ def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
 
 def test_counts_are_compared_within_the_batches_of_a_given_model():
     """Genes of which only the batches differ, and groups in unlike batches: nothing changed."""
-    rivals = pytest.importorskip("vaerdict.experiments.rivals")
+    rivals = pytest.importorskip("vaerdict_paper.experiments.rivals")
     scvi = pytest.importorskip("scvi")
     adata, rng = simulated(n=150, null=True), np.random.default_rng(1)
     far = rng.random(150) < np.where(adata.obs["group"] == "B", 0.8, 0.2)
     adata.X[far, 20:30] = rng.poisson(4 * adata.X[far, 20:30])
     adata.obs["batch"] = np.where(far, "y", "x")
-    with rivals.contained(0):
+    with rivals.isolated(0):
         scvi.model.SCVI.setup_anndata(adata, batch_key="batch")
         model = scvi.model.SCVI(adata, n_hidden=8, n_latent=2)
         model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False, logger=False)

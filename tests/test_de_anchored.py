@@ -7,8 +7,8 @@ import torch
 
 from de_toys import simulated
 from vaerdict.core import DataError
-from vaerdict.de.anchored import anchor
-from vaerdict.de.laws import Law, count_law
+from vaerdict.de.counts_likelihood import Law, count_law
+from vaerdict.de.shrinkage import anchor
 from vaerdict.decisions import discoveries
 from vaerdict.noise import seeded
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from test_de_analysis import simulated
-from vaerdict import cli_de
+from vaerdict.cli import de as cli_de
 from vaerdict.core import SettingError
 from vaerdict.de import COLUMNS
 
@@ -101,11 +101,11 @@ def test_groups_on_the_command_line_become_pairs():
 @pytest.fixture
 def saved(data, tmp_path):
     """The folder of a scvi-tools model of some kind, hardly trained, and its cells."""
-    scvi, rivals = pytest.importorskip("scvi"), pytest.importorskip("vaerdict.experiments.rivals")
+    scvi, rivals = pytest.importorskip("scvi"), pytest.importorskip("vaerdict_paper.experiments.rivals")
 
     def save(kind, **setup):
         adata, make = ad.read_h5ad(data), getattr(scvi.model, kind)
-        with rivals.contained(0):
+        with rivals.isolated(0):
             make.setup_anndata(adata, **setup)
             model = make(adata)
             model.train(max_epochs=1, accelerator="cpu", enable_progress_bar=False, logger=False)

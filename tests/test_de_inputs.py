@@ -10,7 +10,8 @@ import torch
 from scipy import sparse
 
 from vaerdict.core import DataError, SettingError, VaerdictError
-from vaerdict.de import inputs, plan
+from vaerdict.de import contrasts as plan
+from vaerdict.de import data as inputs
 
 ad = pytest.importorskip("anndata")
 pd = pytest.importorskip("pandas")

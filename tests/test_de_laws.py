@@ -10,8 +10,8 @@ from scipy import stats
 
 from de_toys import simulated
 from vaerdict.core import SettingError
-from vaerdict.de.anchored import anchor
-from vaerdict.de.laws import Law, Shares, count_law, paired_law, raw_shares, sample_law
+from vaerdict.de.counts_likelihood import Law, Shares, count_law, paired_law, raw_shares, sample_law
+from vaerdict.de.shrinkage import anchor
 from vaerdict.decisions import discoveries
 from vaerdict.noise import seeded
 from vaerdict.training.data import Shared
@@ -70,7 +70,7 @@ def test_raw_proportions_do_not_depend_on_blocks(monkeypatch):
     assert found.n_cells == len(some)
     assert found.seen is not None
     torch.testing.assert_close(found.seen, (x[some] > 0).double().mean(0))
-    monkeypatch.setattr("vaerdict.de.laws.block_size", lambda _: 4)
+    monkeypatch.setattr("vaerdict.de.counts_likelihood.block_size", lambda _: 4)
     torch.testing.assert_close(raw_shares(rows, 7, {"some": some})["some"].mean, found.mean)
 
 

@@ -19,10 +19,11 @@ import torch
 import test_report
 from de_toys import COLUMNS, DELTA, HOSTILE, NAMES, run_in
 from vaerdict.core import DataError
-from vaerdict.report import de_table, document, markdown, render, text
-from vaerdict.report.de_plots import check_picture, khat_picture
-from vaerdict.report.de_table import MEASURES, read, script_safe
-from vaerdict.report.de_truth import OVERALL, REPORTED, Checked, Known, Said, sentences, truth_answers
+from vaerdict.de.page import table as de_table
+from vaerdict.de.page.plots import check_picture, khat_picture
+from vaerdict.de.page.table import MEASURES, read, script_safe
+from vaerdict.de.page.truth import OVERALL, REPORTED, Checked, Known, Said, sentences, truth_answers
+from vaerdict.report import document, markdown, render, text
 from vaerdict.report.page import page as html_page
 from vaerdict.report.render import load
 

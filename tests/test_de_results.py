@@ -15,13 +15,14 @@ import vaerdict
 from test_de_analysis import FAST, simulated
 from vaerdict import de
 from vaerdict.core import DataError, SettingError
-from vaerdict.de import draws, inputs
-from vaerdict.de.anchored import MOST_MISSED
-from vaerdict.de.contrast import INTERVAL, Effect
-from vaerdict.de.fitting import FULL, MOST_TRAINING
-from vaerdict.de.results import read_table
+from vaerdict.de import data as inputs
+from vaerdict.de import draws
+from vaerdict.de.effects import INTERVAL, Effect
+from vaerdict.de.model.fitting import FULL, MOST_TRAINING
+from vaerdict.de.page.table import MEASURES
+from vaerdict.de.result import read_table
+from vaerdict.de.shrinkage import MOST_MISSED
 from vaerdict.de.verdict import _CAUTION, _CERTIFIED, FEW
-from vaerdict.report.de_table import MEASURES
 
 pd = pytest.importorskip("pandas")
 DOCS = Path(__file__).parent.parent / "docs" / "de.md"

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from checks import Largest
 from vaerdict import de
-from vaerdict.benchmarks import million
-from vaerdict.de import checks, fitting, inputs, run
-from vaerdict.de.cells import find_modes
+from vaerdict.de import data as inputs
+from vaerdict.de import pipeline as run
+from vaerdict.de.model import checks, fitting
+from vaerdict.de.model.posterior import find_modes
 from vaerdict.engines import Engine, Local, Ray, Threads
 from vaerdict.models import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import OfCounts
 from vaerdict.training.data import Resident, Rows, Shared, Sparse
+from vaerdict_paper.benchmarks import million
 
 CPU = torch.device("cpu")
 CELLS, GENES = 90, 25

@@ -11,10 +11,10 @@ import pytest
 from de_toys import NAMES, run_in
 from test_de_report import outline
 from vaerdict.de.compare import Support
+from vaerdict.de.page.messages import answers, headline, next_steps
 from vaerdict.de.verdict import BOTH, COUNTS, FEW, MODEL, decided_by
 from vaerdict.de.verdict import verdict as judge
 from vaerdict.report import text
-from vaerdict.report.de_words import answers, headline, next_steps
 
 GENES = {"a": {"gene": ["x", "y"], "is_de": [True, False]}}
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from vaerdict.datasets.genes import donors
-from vaerdict.experiments import demo_genes
-from vaerdict.report.de_truth import OVERALL, REPORTED
+from vaerdict.de.page.truth import OVERALL, REPORTED
+from vaerdict.demo import genes as demo_genes
 from vaerdict.report.render import load
 from vaerdict.report.tables import Table
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from checks import assert_mean
 from vaerdict import diagnostics
-from vaerdict.benchmarks import psis as benchmark
 from vaerdict.core import DivergenceError, SettingError, ShapeError, WeightError, log_mean_exp, log_normalise
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import seeded
+from vaerdict_paper.benchmarks import psis as benchmark
 
 NAN, INF = math.nan, math.inf
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from vaerdict.cli import _engine, app
 from vaerdict.core import SettingError
 from vaerdict.engines import Engine, Local, Made, Ray, Threads, in_order
-from vaerdict.experiments.reproduce import reproduce
-from vaerdict.experiments.runner import run_units
 from vaerdict.noise import seeded
+from vaerdict.tasks import run_tasks
+from vaerdict_paper.experiments.reproduce import reproduce
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'vaerdict[ray]'")
 quiet = pytest.mark.filterwarnings(
@@ -243,14 +243,14 @@ def test_results_are_put_in_order_as_soon_as_they_can_be():
 def test_two_ray_workers_do_what_one_process_does_though_one_of_them_is_killed(cluster, tmp_path):
     units = [{"seed": s, "folder": str(tmp_path), "sleep": 0.3, "dies": s == 1} for s in range(6)]
     heard: list[tuple[int, int]] = []
-    run = run_units(
+    run = run_tasks(
         slow_unit, units, tmp_path / "ray", resume=False, engine=Ray(), progress=lambda a, b, _: heard.append((a, b))
     )
     dead, alive = int((tmp_path / "died-1").read_text()), {result["pid"] for result in run.results}
     assert heard == [(i, 6) for i in range(7)]
     assert os.getpid() not in {dead, *alive}
     assert alive - {dead}
-    local = run_units(slow_unit, units, tmp_path / "local", resume=False, workers=1)  # no marker is missing by now
+    local = run_tasks(slow_unit, units, tmp_path / "local", resume=False, workers=1)  # no marker is missing by now
     assert [r["value"] for r in run.results] == [r["value"] for r in local.results]
     assert cluster.is_initialized()
 
@@ -265,7 +265,7 @@ def test_an_interrupted_run_by_ray_keeps_what_came_and_drops_the_rest(cluster, t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_units(slow_unit, units, tmp_path / "out", resume=False, engine=Ray(), progress=interrupt)
+        run_tasks(slow_unit, units, tmp_path / "out", resume=False, engine=Ray(), progress=interrupt)
     assert len(list((tmp_path / "out" / "parts").glob("*.json"))) == 1
     time.sleep(1.0)  # cancelling takes a moment
     begun = len(list(tmp_path.glob("began-*")))

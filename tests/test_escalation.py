@@ -13,11 +13,11 @@ from checks import assert_within, chi_square_rate
 from vaerdict.core import Draws, SettingError, ShapeError, WeightError
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.inference import Posterior, escalation, expect, posterior
+from vaerdict.inference.assess import Judgement, island_mcse
+from vaerdict.inference.escalation import RUNGS
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
-from vaerdict.procedure import Posterior, escalation, expect, posterior
-from vaerdict.procedure.escalation import RUNGS
-from vaerdict.procedure.judging import Judgement, island_mcse
 from vaerdict.proposals import Prior, Trainable
 
 MODEL = PPCA(torch.randn(5, 2, generator=seeded(0), dtype=torch.double), 0.8).requires_grad_(False)
@@ -205,7 +205,7 @@ def test_what_was_missed_is_said():
 
 
 def test_the_unit_of_the_question_does_not_matter():
-    """A query and its tolerance a hundred times as large must be judged as before: evidence has no unit."""
+    """A query and its tolerance a hundred times as large must be judged as before: evidence has no task."""
     x = folded(40)
     x = x[x[:, 0] > 0.5]
     plain = expect(Folded(), x, positive, PositiveHalf(), 500, tolerance=0.05, generator=seeded(8))
@@ -373,7 +373,7 @@ def test_a_budget_that_pays_for_nothing_is_refused():
 
 
 class Sensor:
-    """Unit noise about the latent, in single precision: 1e25 overflows wherever the latent is."""
+    """Task noise about the latent, in single precision: 1e25 overflows wherever the latent is."""
 
     prior = StandardNormal(1)
 

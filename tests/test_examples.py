@@ -72,7 +72,7 @@ def test_the_classifier_of_the_readme_runs():
 def test_a_scvi_model_is_asked_as_the_readme_says():
     pytest.importorskip("scvi")
     from vaerdict.datasets.genes import SIMULATORS
-    from vaerdict.experiments.rivals import train_scvi
+    from vaerdict_paper.experiments.rivals import train_scvi
 
     data = SIMULATORS["appendix"](0, n_cells=60, n_genes=12)
     names = {"vd": vd, "scvi_model": train_scvi(data.counts, seed=0, max_epochs=2).model}

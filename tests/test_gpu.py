@@ -13,18 +13,18 @@ import torch
 from scipy import sparse
 
 from vaerdict import diagnostics
-from vaerdict.benchmarks import gpu
+from vaerdict.inference import expect, posterior
 from vaerdict.models import M1M2, PPCA, recognition
 from vaerdict.models.counts import CountModel
 from vaerdict.networks import CNN, stack
 from vaerdict.noise import Sobol, seeded
-from vaerdict.procedure import expect, posterior
 from vaerdict.proposals import Normal, OfCounts, Prior, Student
 from vaerdict.refinement import refine
 from vaerdict.samplers import ais, smc
 from vaerdict.training import CHI, IWAE, RULES, VAE, WW, Labelled, Member, SemiMember, SemiSettings, Settings, train
 from vaerdict.training.graphs import recorded
 from vaerdict.training.semistack import SemiStack, together
+from vaerdict_paper.benchmarks import gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -11,7 +11,7 @@ SCRIPT = """
 import resource, torch
 from vaerdict.models import PPCA
 from vaerdict.noise import seeded
-from vaerdict.procedure import posterior
+from vaerdict.inference import posterior
 from vaerdict.proposals import Normal
 
 generator = seeded(0)

@@ -288,7 +288,7 @@ def test_fits_reach_the_closed_form_precisions_within_three_per_cent(bound, esti
 
 
 def test_finite_k_bias_of_the_cubo_losses(generator):
-    """Unit variances, correlation 0.8: the optimal variance is 1.37, that of the reverse KL 0.36.
+    """Task variances, correlation 0.8: the optimal variance is 1.37, that of the reverse KL 0.36.
 
     Measured: dreg .36 / .99 / 1.30 / 1.36 at K = 1 / 5 / 30 / 200, score .69 / 1.24 / 1.34 at K = 5 / 30 / 200.
     """

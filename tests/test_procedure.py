@@ -18,10 +18,11 @@ from vaerdict.core import DataError, Draws, SettingError, ShapeError, WeightErro
 from vaerdict.decisions import bayes_action
 from vaerdict.diagnostics import Verdict, psis
 from vaerdict.distributions import Elliptical, StandardNormal
+from vaerdict.inference import Posterior, ThreeStep, expect, posterior
+from vaerdict.inference import weights as weighing
+from vaerdict.inference.three_steps import select
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
-from vaerdict.procedure import Posterior, ThreeStep, expect, posterior, weighing
-from vaerdict.procedure.threestep import select
 from vaerdict.proposals import Normal, Prior, Student, Trainable
 from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Settings
 from vaerdict.training.checkpoint import save_checkpoint

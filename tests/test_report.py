@@ -25,10 +25,10 @@ from vaerdict.report.assets import SCRIPT
 from vaerdict.report.claims import Claim, Evidence, Word, tally
 from vaerdict.report.document import Document, Picture, Section, slug
 from vaerdict.report.page import page, write_whole
-from vaerdict.report.ppca_claims import further_claims, paper_claims
-from vaerdict.report.ppca_tables import MAE, beyond_table, cross_table, floors_table, models_table
 from vaerdict.report.summary import Summary, by_seed, difference, mean_of, rows_of, summarise, where
 from vaerdict.report.tables import Column, Table, Value
+from vaerdict_paper.pages.ppca_claims import further_claims, paper_claims
+from vaerdict_paper.pages.ppca_tables import MAE, beyond_table, cross_table, floors_table, models_table
 
 SEEDS = range(5)
 NASTY = "<script>alert('x')</script> \"&\" $\\frac$ 名前 a|b `c` \x07"

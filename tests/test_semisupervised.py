@@ -12,9 +12,9 @@ from checks import assert_mean
 from vaerdict import objectives
 from vaerdict.core import DataError, DivergenceError, SettingError
 from vaerdict.distributions import Diagonal, Elliptical
+from vaerdict.inference import amortised, class_posterior, plugin_classes
 from vaerdict.models import M1M2, Recognition, recognition
 from vaerdict.noise import seeded
-from vaerdict.procedure import amortised, class_posterior, plugin_classes
 from vaerdict.training import (
     RULES,
     Labelled,

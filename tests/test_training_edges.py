@@ -16,11 +16,11 @@ import vaerdict as vd
 from vaerdict.core import DataError, DivergenceError, ShapeError
 from vaerdict.distributions import StandardNormal
 from vaerdict.flows import SplineFlow
+from vaerdict.inference import ThreeStep
 from vaerdict.models.counts import CountModel
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import loss
-from vaerdict.procedure import ThreeStep
 from vaerdict.proposals import Family, Normal, OfCounts, Student
 from vaerdict.training import IWAE, RECIPES, VAE, Fit, Member, Recipe, Settings, cyclical, train, warm_up
 from vaerdict.training.stacks import Stack

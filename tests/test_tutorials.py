@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vaerdict.datasets.folder import data_folder
+from vaerdict_paper.mnist_data import data_folder
 
 pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")

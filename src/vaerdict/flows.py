@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from vaerdict.core import SettingError, floating
 from vaerdict.distributions import Noise
-from vaerdict.noise import Source
-from vaerdict.proposals import Trainable, center_and_spread, global_state_from
+from vaerdict.noise import Source, global_state_from
+from vaerdict.proposals import Trainable, center_and_spread
 
 
 @dataclass(frozen=True)

@@ -294,3 +294,23 @@ def unstack(module: nn.Module, template: Module, index: int) -> Module:
 def _assign(module: nn.Module, name: str, value: Tensor) -> None:
     *path, leaf = name.split(".")
     setattr(module.get_submodule(".".join(path)), leaf, value)
+
+
+class LogNormalised(nn.Module):
+    """Counts scaled to one library size, then log(1 + x); columns behind the genes pass as they are.
+
+    Shapes: ``(..., n, genes + others) -> (..., n, genes + others)``.
+    """
+
+    stackable = True
+
+    def __init__(self, n_genes: int, library: Tensor) -> None:
+        super().__init__()
+        self.n_genes, self.library = n_genes, nn.Buffer(library)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The view of x."""
+        counts, others = x.tensor_split([self.n_genes], -1)
+        size = counts.sum(-1, keepdim=True).clamp_min(1)
+        seen = torch.log1p(counts * (per_member(self.library, 0).unsqueeze(-1) / size))
+        return torch.cat([seen, others], -1)

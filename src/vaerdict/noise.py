@@ -7,7 +7,8 @@ serves plain Monte Carlo, quasi-Monte-Carlo and many seeds trained side by side.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -260,3 +261,16 @@ def as_source(generator: Randomness) -> Source:
         f"generator={generator!r} is no source of randomness; "
         "pass a torch.Generator (vaerdict.noise.seeded(0)) or a Sobol source."
     )
+
+
+@contextmanager
+def global_state_from(generator: torch.Generator) -> Iterator[None]:
+    """Let code that only knows torch's global random state draw from a generator: fork, seed, restore."""
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would also seed devices that are not forked, and never restore them
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
+        yield

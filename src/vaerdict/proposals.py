@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,9 +24,8 @@ from vaerdict.core import (
     restricted,
 )
 from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
-from vaerdict.networks import MLP, stackable
-from vaerdict.noise import Iid, Randomness, Source, as_source
-from vaerdict.views import LogNormalised
+from vaerdict.networks import MLP, LogNormalised, stackable
+from vaerdict.noise import Iid, Randomness, Source, as_source, global_state_from
 
 _SCALE_FLOOR = 1e-6
 _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
@@ -257,19 +255,6 @@ def _sample(prior: core.Prior, shape: tuple[int, ...], generator: Randomness) ->
     source = as_source(generator)
     with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
         return prior.sample(torch.Size(shape))
-
-
-@contextmanager
-def global_state_from(generator: torch.Generator) -> Iterator[None]:
-    """Let code that only knows torch's global random state draw from a generator: fork, seed, restore."""
-    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would also seed devices that are not forked, and never restore them
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed_all(seed)
-        yield
 
 
 class Mixture:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vaerdict import selective
-from vaerdict.agreement import Agreement, agreement, log_score
+from vaerdict.classify.agreement import Agreement, agreement, log_score
 from vaerdict.classify.labels import (
     FEWEST_HELD_OUT,
     Split,
@@ -29,9 +29,9 @@ from vaerdict.classify.labels import (
 from vaerdict.classify.storage import read, write
 from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
+from vaerdict.inference.class_posterior import ClassPosterior
+from vaerdict.inference.semisupervised import SemiSteps, fit_semisteps
 from vaerdict.models.m1m2 import M1M2, Bernoulli, Gaussian, Recognition, recognition
-from vaerdict.procedure.classes import ClassPosterior
-from vaerdict.procedure.semisteps import SemiSteps, fit_semisteps
 from vaerdict.training.semibounds import rule
 from vaerdict.training.semistack import SemiSettings
 
@@ -121,8 +121,8 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
 
     Parameters are checked in `fit`. Attributes: ``classes_``, ``selection_`` (the table of step one, best first),
     ``estimator_``, ``log_scores_`` (of both estimates on held-out labels), ``agreement_`` (an
-    `vaerdict.agreement.Agreement` or None), ``threshold_``, ``likelihood_``, ``n_held_out_``, ``steps_`` (the model
-    kept and its recognition models), ``seed_``.
+    `vaerdict.classify.agreement.Agreement` or None), ``threshold_``, ``likelihood_``, ``n_held_out_``, ``steps_``
+    (the model kept and its recognition models), ``seed_``.
     """
 
     n_features_in_: int

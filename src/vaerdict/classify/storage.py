@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from vaerdict.agreement import Agreement, Bin
+from vaerdict.classify.agreement import Agreement, Bin
 from vaerdict.core import SettingError
+from vaerdict.inference.semisupervised import ClassScore, SemiSteps
 from vaerdict.noise import seeded
-from vaerdict.procedure.semisteps import ClassScore, SemiSteps
 from vaerdict.training.checkpoint import file_of, read_checkpoint, save_checkpoint
 
 log = logging.getLogger(__name__)

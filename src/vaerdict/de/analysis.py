@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vaerdict.core import Progress, silent
-from vaerdict.de import inputs, plan
-from vaerdict.de.fitting import FULL, QUICK, Effort
-from vaerdict.de.results import DEResult
-from vaerdict.de.run import Options, Run
+from vaerdict.de import contrasts as plan
+from vaerdict.de import data as inputs
+from vaerdict.de.model.fitting import FULL, QUICK, Effort
+from vaerdict.de.pipeline import Options, Run
+from vaerdict.de.result import DEResult
 from vaerdict.engines import Engine, started
 from vaerdict.models.adapters import ScviModel, from_scvi
 
@@ -64,7 +65,7 @@ def differential_expression(
     CHI), on `device`, and the one with the best refined held-out evidence is kept; or `model` is a fitted scvi-tools
     model, within whose registered batches the counts are compared unless `batch_key` names others. With `borrow` cells
     without a label are taken to be of the kinds compared: where few cells are labelled the model, which learns from up
-    to 10,000, may then know more of a gene than their counts, and decides it (`vaerdict.de.anchored`); `refits` (3; 0
+    to 10,000, may then know more of a gene than their counts, and decides it (`vaerdict.de.shrinkage`); `refits` (3; 0
     with `quick`) bootstrap refits let its error into the intervals. With `out`, a folder, finished stages are stored
     and a run that was stopped goes on there; the results are written there too. The same seed gives the same table.
 

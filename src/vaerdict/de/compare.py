@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import Progress, SettingError, ShapeError, silent
-from vaerdict.de.cells import CellPosterior
-from vaerdict.de.contrast import CENTRED, Comparison, Estimand, comparison, joint_effect
-from vaerdict.de.streams import Population, averages
-from vaerdict.de.weighting import Bootstrap, Equal, OneCell, Weighting
+from vaerdict.de.effects import CENTRED, Comparison, Estimand, comparison, joint_effect
+from vaerdict.de.model.averages import Population, averages
+from vaerdict.de.model.cell_weights import Bootstrap, Equal, OneCell, Weighting
+from vaerdict.de.model.posterior import CellPosterior
 from vaerdict.engines import Engine
 
 

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from vaerdict.core import DataError
-from vaerdict.de.contrast import Effect
+from vaerdict.de.effects import Effect
 
 MOST_DRAWS, MOST_NUMBERS = 500, 2**25
 """Draws that are kept at most of each gene, and numbers over all contrasts: 128 MB in single precision."""

@@ -1,6 +1,6 @@
 r"""Samples as replicates, by logarithms of their means: for a model's means, which are never zero, and the raw columns.
 
-What decides is the law of their counts, `vaerdict.de.laws`, which needs no logarithm of a count.
+What decides is the law of their counts, `vaerdict.de.counts_likelihood`, which needs no logarithm of a count.
 
 Let :math:`y_{sg}` be the log2 mean expression of gene g in sample s. The variance of y between samples of a group is
 known by few samples, so that genes lend each other strength, as in limma: with d degrees of freedom the variance
@@ -24,7 +24,7 @@ from scipy import special
 from torch import Tensor
 
 from vaerdict.core import SettingError
-from vaerdict.de.contrast import Effect, Estimand
+from vaerdict.de.effects import Effect, Estimand
 
 _LARGEST_DF = 1e6  # of a prior that leaves the genes' variances no room
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vaerdict.de.anchored import MOST_MISSED
 from vaerdict.de.compare import Support
+from vaerdict.de.shrinkage import MOST_MISSED
 
 COUNTS, BOTH, MODEL = "counts", "both", "model"
 """Who decided the genes: the counts all of them, the model all of them, or each of both some."""

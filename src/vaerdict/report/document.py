@@ -99,9 +99,9 @@ def _markdown_block(block: Block) -> str:
     return "\n".join(["| claim | verdict | evidence |", "|---|---|---|", *lines]) if lines else ""
 
 
-def text(document: Document) -> str:
-    """The summary, the claims and the tables that are not details, for a terminal."""
-    blocks = [block for section in document.sections for block in section.blocks]
+def text(document: Document, most: int | None = None) -> str:
+    """The summary, the claims and the tables that are not details, for a terminal; of at `most` so many sections."""
+    blocks = [block for section in document.sections[:most] for block in section.blocks]
     parts = [_plain_block(block) for block in blocks]
     return tables.printable("\n\n".join([document.title, *document.summary, *filter(None, parts)]))
 

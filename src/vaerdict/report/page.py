@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vaerdict.report.assets import SCRIPT, STYLE
@@ -50,15 +48,6 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 def text(value: Any) -> str:
     """Any value as text that HTML prints as it is; control characters become the replacement character."""
     return html.escape(printable(str(value)), quote=True)
-
-
-def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
-    return path
 
 
 def _policy(script: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError
+from vaerdict.io import replacing
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,9 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any
     save_file = _safetensors("torch").save_file
 
     target = file_of(path)
-    partial = target.with_name(f"{target.name}.partial")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial, {"notes": json.dumps(notes)})
-    os.replace(partial, target)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(target) as partial:
+        save_file(contiguous, partial, {"notes": json.dumps(notes)})
 
 
 def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -1,0 +1,1 @@
+"""The reproduction of *Decision-Making with Auto-Encoding Variational Bayes*: experiments, theory, benchmarks."""

@@ -1,0 +1,320 @@
+"""The paper's three grids on an accelerator: seconds of a step, how near it comes to the ceilings, what bounds it.
+
+A grid is trained as stacks of members (see `vaerdict.training`); one row is one kind of stack, at the sizes of the
+paper preset. Images and counts are simulated, for no time depends on their values. Seconds of a grid are steps times
+seconds of a step, for the epochs of the preset, of which early stopping may use fewer. Beside stands what training the
+stack for these epochs took, held-out checks and starting up included; of MNIST the experiment's own run tells that.
+Without a CUDA device everything runs on the CPU, at the small sizes of `quick`: that shows that it runs, and nothing
+about a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import Progress, silent
+from vaerdict.models.m1m2 import M1M2
+from vaerdict.noise import seeded
+from vaerdict.proposals import Family, Normal
+from vaerdict.training import RECIPES, Member, Settings, train
+from vaerdict.training.data import Apart
+from vaerdict.training.graphs import recorded, tensor_cores
+from vaerdict.training.semistack import Labelled, SemiStack, together
+from vaerdict.training.stacks import Stack, signature
+from vaerdict_paper.benchmarks.meters import Ceilings, ceilings, demand, seconds_of, shares
+from vaerdict_paper.experiments import genes_fit, mnist, ppca
+
+log = logging.getLogger(__name__)
+
+NEEDS_CUDA = True
+
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A stack to be trained: its step on the batch at `index`, and how often a grid takes it.
+
+    `state` is what a step changes in place, with `generators` all that recording it must restore. Training replays the
+    step from a CUDA graph. `train` trains the stack as a whole, where that is no experiment of its own.
+    """
+
+    grid: str
+    case: str
+    members: int
+    step: Step
+    index: Tensor
+    generators: Sequence[torch.Generator]
+    state: list[Tensor]
+    steps: int
+    epochs: int
+    stacks: int = 1
+    tf32: bool = False
+    train: Callable[[], object] | None = None
+
+
+class Sizes(NamedTuple):
+    """How much of the grids' presets is taken: seeds, particles, observations and their batches."""
+
+    seeds: int
+    particles: int | None
+    images: int
+    batch: int | None
+
+
+WHOLE = Sizes(5, None, 34_500, None)
+SMALL = Sizes(1, 2, 64, 16)
+
+
+def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[str, Any]]:
+    """First a row with the ceilings of the device, then one a stack."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = ceilings(device, quick=quick)
+    yield {"kind": "ceilings", **asdict(found)}
+    sizes = SMALL if quick or device.type == "cpu" else WHOLE
+    makers = [make for grid in (_mnist, _genes, _ppca) for make in grid(sizes, device)]
+    for done, make in enumerate(makers, 1):
+        yield _row(make(), found, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the memory of a graph is its own until then
+        progress(done, len(makers), "stacks")
+
+
+def _row(work: Workload, found: Ceilings, device: torch.device) -> dict[str, Any]:
+    with tensor_cores(device if work.tf32 else torch.device("cpu")):
+        eager = seconds_of(lambda: work.step(work.index), device)
+        asked = demand(lambda: work.step(work.index), device)
+        replayed = _replayed(work, device)
+    seconds = eager if replayed is None else replayed
+    near = shares(asked, seconds, found, tf32=work.tf32, recorded=replayed is not None)
+    return {
+        "kind": "stack",
+        "device": found.device,
+        "grid": work.grid,
+        "case": work.case,
+        "members": work.members,
+        "step_s": seconds,
+        "eager_s": eager,
+        "graph_s": replayed,
+        "recorded": replayed is not None,
+        "epoch_s": seconds * work.steps,
+        "grid_s": seconds * work.steps * work.epochs * work.stacks,
+        "trained_s": _seconds(work.train, device),
+        **asked._asdict(),
+        "flops": asked.flop / seconds,
+        "bytes_per_s": asked.bytes / seconds,
+        "busy": None if asked.kernel_s is None else min(1.0, asked.kernel_s / seconds),
+        **{f"{name}_share": value for name, value in near._asdict().items()},
+        "bound": near.bound,
+        "steps": work.steps,
+        "epochs": work.epochs,
+        "stacks": work.stacks,
+        "tf32": work.tf32,
+    }
+
+
+def _replayed(work: Workload, device: torch.device) -> float | None:
+    """Seconds of the step as a CUDA graph; None where there are none, or where it cannot be recorded."""
+    if device.type != "cuda":
+        return None
+    try:
+        step = recorded(work.step, (work.index,), work.generators, work.state)
+    except RuntimeError as error:
+        log.warning("%s, %s: cannot be recorded as a CUDA graph: %s", work.grid, work.case, error)
+        return None
+    return seconds_of(lambda: step(work.index), device)
+
+
+def _seconds(work: Callable[[], object] | None, device: torch.device) -> float | None:
+    """What a whole training takes; None off a GPU, where it would take long and tell nothing."""
+    if work is None or device.type != "cuda":
+        return None
+    started = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+Maker = Callable[[], Workload]
+
+
+# -------------------------------------------------------------------------------------------------------- MNIST
+def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
+    """Models as they are stacked (VAE with IWAE, WW, CHI), and the proposals that are fitted to each of them."""
+    paper = mnist.PRESETS["paper"]
+    preset = replace(
+        paper, n_particles=sizes.particles or paper.n_particles, batch_size=sizes.batch or paper.batch_size
+    )
+    data = _images(sizes.images, preset.n_labels if sizes.particles is None else 18)
+    make = partial(_semi, preset=preset, data=data, device=device)
+    for names in (("VAE", "IWAE"), ("WW",), ("CHI",)):
+        keys = [(name, seed) for name in names for seed in range(sizes.seeds)]
+        yield partial(make, keys, epochs=mnist.PAPER.epochs, learn_model=True)
+        # proposals by these rules for the models of all four, twenty in a stack
+        n = len(names)
+        keys = [(name, i) for name in names for i in range(len(mnist.FOUR) * sizes.seeds // n)]
+        yield partial(make, keys, epochs=preset.proposal_epochs, learn_model=False, stacks=n)
+
+
+def _semi(
+    keys: list[tuple[str, int]],
+    *,
+    preset: mnist.Preset,
+    data: Labelled,
+    device: torch.device,
+    epochs: int,
+    learn_model: bool,
+    stacks: int = 1,
+) -> Workload:
+    members = []
+    for name, seed in keys:
+        model = M1M2(data.x.shape[1], mnist.N_KNOWN, generator=seeded(seed))
+        members.append(mnist.fresh_member(model, name, seed, fresh=seed))
+    settings = mnist.training_settings(preset, mnist.PAPER, epochs)
+    team = SemiStack(members, together([data] * len(members), device), settings, learn_model=learn_model)
+    batches = team.shuffled()
+    kind = "models" if learn_model else "proposals"
+    return Workload(
+        "MNIST",
+        f"{kind} by {_names(keys)}",
+        len(members),
+        team.step,
+        batches[0],
+        team.generators,
+        team.adam.tensors(),
+        len(batches),
+        epochs,
+        stacks,
+        tf32=True,
+    )
+
+
+def _images(n: int, n_labels: int) -> Labelled:
+    x = torch.rand(n, 784, generator=seeded(0))
+    return Labelled(x, torch.arange(n_labels), torch.arange(n_labels) % mnist.N_KNOWN)
+
+
+def _names(keys: Sequence[tuple[str, int]]) -> str:
+    return " and ".join(dict.fromkeys(name for name, _ in keys))
+
+
+# --------------------------------------------------------------------------------------------- genes and pPCA
+def _genes(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
+    """Models of all seeds and recipes in one stack, then fresh proposals of every recipe for each of them in another.
+
+    The experiment itself trains one model a unit, on CPU cores; this is the same arithmetic stacked.
+    """
+    paper = genes_fit.Training()
+    training = replace(
+        paper, n_particles=sizes.particles or paper.n_particles, batch_size=sizes.batch or paper.batch_size
+    )
+    for simulator in ("appendix", "released"):
+        yield partial(_count_models, simulator, training, sizes, device)
+        yield partial(_count_proposals, simulator, Normal(), genes_fit.PROPOSALS, training, sizes, device)
+        yield partial(_count_proposals, simulator, Normal(full=True), ("IWAE",), training, sizes, device)
+
+
+def _count_models(simulator: str, training: genes_fit.Training, sizes: Sizes, device: torch.device) -> Workload:
+    problems = [genes_fit.Problem.of(simulator, seed) for seed in range(sizes.seeds)]
+    members = [(genes_fit.start(p, RECIPES[name]), p) for name in genes_fit.PROPOSALS for p in problems]
+    return _stacked("genes", f"models, {simulator}", members, training.settings(), device)
+
+
+def _count_proposals(
+    simulator: str,
+    family: Family,
+    recipes: Sequence[str],
+    training: genes_fit.Training,
+    sizes: Sizes,
+    device: torch.device,
+) -> Workload:
+    problems = [genes_fit.Problem.of(simulator, seed) for seed in range(sizes.seeds)]
+    models = [(genes_fit.start(p, RECIPES["IWAE"]).model, p) for _ in genes_fit.PROPOSALS for p in problems]
+    members = [
+        (Member(model, genes_fit.start(p, RECIPES[name], family).proposal, RECIPES[name], p.seed), p)
+        for name in recipes
+        for model, p in models
+    ]
+    kind = "full-rank proposals" if family == Normal(full=True) else "proposals"
+    settings = training.settings(epochs=training.proposal_epochs)
+    return _stacked("genes", f"{kind}, {simulator}", members, settings, device, learn_model=False)
+
+
+def _ppca(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
+    """The four models of all seeds at both particle counts, and the proposals for them."""
+    preset = ppca.PRESETS["paper"]
+    for k in preset.particles:
+        settings = ppca.training_settings(preset, sizes.particles or k)
+        yield partial(_linear, settings, sizes, device, learn_model=True)
+        yield partial(_linear, settings, sizes, device, learn_model=False)
+
+
+def _linear(settings: Settings, sizes: Sizes, device: torch.device, *, learn_model: bool) -> Workload:
+    problems = [ppca.Problem.of(ppca.PRESETS["paper"], seed) for seed in range(sizes.seeds)]
+    per_model = 1 if learn_model else len(ppca.PROPOSALS)
+    members = [
+        (ppca.member(problem, recipe.name, seed), problem)
+        for recipe in ppca.PROPOSALS
+        for _ in range(per_model)
+        for seed, problem in enumerate(problems)
+    ]
+    kind = "models" if learn_model else "proposals"
+    case = f"{kind}, {settings.n_particles} particles"
+    return _stacked("pPCA", case, members, settings, device, learn_model=learn_model)
+
+
+def _stacked(
+    grid: str,
+    case: str,
+    members: Sequence[tuple[Member, Any]],
+    settings: Settings,
+    device: torch.device,
+    *,
+    learn_model: bool = True,
+) -> Workload:
+    """A stack in which every member has the data set of its problem."""
+    assert len({signature(member) for member, _ in members}) == 1
+    team = Stack(
+        [member for member, _ in members],
+        lr_theta=settings.lr_theta,
+        lr_phi=settings.lr_phi,
+        learn_model=learn_model,
+        device=device,
+    )
+    parts = [_data(problem) for _, problem in members]
+    x = Apart(torch.stack([train for train, _ in parts]).to(device))
+    held_out = torch.stack([valid for _, valid in parts])
+    k, batches = settings.n_particles, team.shuffled(x.n, settings.batch_size)
+
+    def step(index: Tensor) -> Tensor:
+        batch = x.take(index)
+        if learn_model and settings.joint:
+            return team.joint_step(batch, k, None)
+        if learn_model:
+            team.theta_step(batch, k, None)
+        return team.phi_step(batch, k, None)
+
+    def whole() -> object:
+        fixed = replace(settings, patience=None)
+        return train(
+            [member for member, _ in members], x.x, held_out, fixed, apart=True, learn_model=learn_model, device=device
+        )
+
+    state = [*team.theta.tensors(), *team.phi.tensors()]
+    shape = (grid, case, len(members), step, batches[0], team.generators, state)
+    return Workload(*shape, len(batches), settings.epochs, train=whole)
+
+
+def _data(problem: ppca.Problem | genes_fit.Problem) -> tuple[Tensor, Tensor]:
+    """What trains, and what is held out. Shapes: ``(n, p)`` each."""
+    if isinstance(problem, genes_fit.Problem):
+        return problem.counts(problem.train), problem.counts(problem.valid)
+    return problem.data.x_train, problem.data.x_train[:64]

@@ -1,0 +1,87 @@
+"""Batched PSIS against arviz's loop over observations, on the same weights in the same run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaerdict import diagnostics
+from vaerdict.core import Progress, SettingError, silent
+from vaerdict.noise import seeded
+from vaerdict_paper.benchmarks.timing import median_seconds
+
+PACKAGES = ("arviz",)
+
+
+def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
+    """One row for each case: seconds (median of the repeats), the peer's, their ratio and the largest disagreement.
+
+    The cases are `psis` (smoothed weights and k-hat) and `khat` alone, on two dtypes, on the CPU and where there is one
+    on a CUDA device. The peer always does `psis` in float64 on the CPU, and every k-hat is compared with its own.
+    """
+    n, k, repeats = (200, 1000, 2) if quick else (2000, 5000, 7)
+    log_w = _weights(k, n)
+    cases = [(name, device, dtype) for device in _devices() for dtype in _DTYPES for name in _CASES]
+    progress(0, 1 + len(cases), "arviz")
+    peer_s, peer_khat, peer = _time_arviz(log_w, repeats)
+    rows = []
+    for done, (name, device, dtype) in enumerate(cases):
+        progress(1 + done, 1 + len(cases), f"{name} on {device}")
+        ours_s, khat = _time_ours(_CASES[name], log_w.to(device, dtype), repeats)
+        rows.append(
+            {
+                "case": f"{name} {n}x{k}",
+                "device": _device_name(device),
+                "dtype": str(dtype).removeprefix("torch."),
+                "ours_s": ours_s,
+                "peer": peer,
+                "peer_s": peer_s,
+                "ratio": peer_s / ours_s,
+                "max_khat_difference": (khat - peer_khat).abs().max().item(),
+            }
+        )
+    progress(1 + len(cases), 1 + len(cases), "done")
+    return rows
+
+
+_DTYPES = (torch.float64, torch.float32)
+_CASES: dict[str, Callable[[Tensor], Tensor]] = {"psis": lambda w: diagnostics.psis(w)[1], "khat": diagnostics.khat}
+
+
+def _devices() -> list[str]:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def _weights(k: int, n: int) -> Tensor:
+    """Log-weights of N(0, 1) under N(0, s^2) with s^2 from 0.3 to 1.2: k from 0.7 down to none. Shapes: ``(K, n)``."""
+    variance = torch.linspace(0.3, 1.2, n, dtype=torch.float64)
+    noise = torch.randn(k, n, generator=seeded(0), dtype=torch.float64)
+    return 0.5 * (1 - variance) * noise.square()
+
+
+def _time_ours(work: Callable[[Tensor], Tensor], log_w: Tensor, repeats: int) -> tuple[float, Tensor]:
+    def finished() -> Tensor:
+        return work(log_w).cpu()  # waits for the device
+
+    return median_seconds(finished, repeats), finished()
+
+
+def _time_arviz(log_w: Tensor, repeats: int) -> tuple[float, Tensor, str]:
+    """Seconds, k-hat and name of the peer, which is given the layout that it is fastest on."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            import arviz
+    except ImportError as error:
+        raise SettingError("this benchmark needs its peer: pip install 'vaerdict[arviz]'.") from error
+    rows = log_w.t().contiguous().numpy()
+    seconds = median_seconds(lambda: arviz.psislw(rows), min(repeats, 3))
+    return seconds, torch.as_tensor(arviz.psislw(rows)[1]), f"arviz {arviz.__version__} psislw"

@@ -1,0 +1,134 @@
+"""What is measured of a model, a proposal or a classifier on MNIST: one flat row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vaerdict import selective
+from vaerdict.classify.agreement import Agreement
+from vaerdict.inference.class_posterior import ClassPosterior
+
+UNSEEN = 9
+"""The digit that is never labelled."""
+
+
+def decisions_of(prob: Tensor, label: Tensor, n_known: int, suffix: str = "") -> dict[str, float]:
+    """Accuracy on known digits, and how well each reject score singles out the unseen one, keys ending in `suffix`.
+
+    With free classes, `prob` having more columns than there are known digits, accuracy is that among the known. Too few
+    digits to hold both kinds have an accuracy alone.
+    """
+    unseen, free = label == UNSEEN, range(n_known, prob.shape[-1])
+    known = prob if not free else selective.among_known(prob, free)
+    row = {f"accuracy{suffix}": selective.accuracy(known[~unseen], label[~unseen])}
+    scores = {"": selective.one_minus_max(prob), "_entropy": selective.entropy(prob)}
+    if free:
+        scores["_free"] = selective.free_class(prob, free)
+    for name, score in scores.items() if 0 < int(unseen.sum()) < len(label) else ():
+        row[f"auprc{name}{suffix}"] = selective.average_precision(score, unseen)
+        row[f"auroc{name}{suffix}"] = selective.auroc(score, unseen)
+    return row
+
+
+def weights_of(answer: ClassPosterior, n_draws: int) -> dict[str, float]:
+    """K-hat (its median), share of digits under the threshold, effective sample size as a share, evidence."""
+    return {
+        "khat": answer.khat.nanmedian().item(),
+        "khat_share_ok": answer.certified.double().mean().item(),
+        "ess": (answer.ess.mean() / n_draws).item(),
+        "iwelbo": answer.log_evidence.mean().item(),
+    }
+
+
+def agreement_row(found: Agreement, log_score_plugin: float) -> dict[str, Any]:
+    """The words that separate errors of inference from errors of the model, and what they rest on."""
+    return {
+        "certified_share": found.certified,
+        "n_held_out": found.n,
+        "accuracy": found.accuracy,
+        "confidence": found.expected_accuracy,
+        "gap": found.expected_accuracy - found.accuracy,
+        "gap_se": found.accuracy_se,
+        "log_score": found.log_score,
+        "log_score_plugin": log_score_plugin,
+        "ece": found.calibration_error,
+        "p_value": found.p_value,
+        "inference": "certified" if found.inference_certified else "not certified",
+        "model_word": "agrees" if found.model_agrees else "disagrees",
+    }
+
+
+def rule_rows(
+    held_out: Tensor, prob: Tensor, label: Tensor, n_known: int, *, estimator: str, alpha: float = 0.05
+) -> list[dict[str, Any]]:
+    """What a conformal threshold chosen on held-out known digits rejects on test digits, for each reject score."""
+    scores = {"1 - max": selective.one_minus_max, "entropy": selective.entropy}
+    free = range(n_known, prob.shape[-1])
+    if free:
+        scores = {"free class": lambda p: selective.free_class(p, free)}
+    unseen = label == UNSEEN
+    known = selective.among_known(prob, free) if free else prob
+    rows = []
+    for name, score in scores.items():
+        threshold = selective.conformal_threshold(score(held_out), alpha)
+        rejected = score(prob) > threshold
+        accepted = ~rejected & ~unseen
+        rows.append(
+            {
+                "estimator": estimator,
+                "score": name,
+                "rule": f"conformal {100 * alpha:g} %",
+                "threshold": threshold,
+                "rejected_known": rejected[~unseen].double().mean().item(),
+                "rejected_unseen": rejected[unseen].double().mean().item(),
+                "accuracy_accepted": selective.accuracy(known[accepted], label[accepted]),
+                "coverage": (~rejected).double().mean().item(),
+            }
+        )
+    return rows
+
+
+def curve_rows(prob: Tensor, label: Tensor, score: Tensor, name: str, *, points: int = 150) -> list[dict[str, Any]]:
+    """Precision against recall of rejecting the unseen digit, and risk against coverage where it counts as an error."""
+    swept = selective.sweep(score, label == UNSEEN)
+    curve = selective.risk_coverage(score, prob.argmax(-1) != label)
+    pairs = {"precision-recall": (swept.recall, swept.precision), "risk-coverage": (curve.coverage, curve.risk)}
+    return [
+        {"kind": kind, "name": name, "x": _thinned(x, points), "y": _thinned(y, points)}
+        for kind, (x, y) in pairs.items()
+    ]
+
+
+def _thinned(values: Tensor, points: int) -> list[float]:
+    index = torch.linspace(0, len(values) - 1, min(points, len(values)), device=values.device).round().long()
+    return [round(v, 5) for v in values[index].tolist()]
+
+
+def digit_rows(
+    x: Tensor, prob: Tensor, label: Tensor, score: Tensor, threshold: float, *, count: int = 16
+) -> list[dict[str, Any]]:
+    """Some digits rejected, wrongly rejected and wrongly accepted by a threshold: the clearest cases of each."""
+    unseen, rejected = label == UNSEEN, score > threshold
+    kinds = {
+        "rejected": (unseen & rejected, True),
+        "wrongly rejected": (~unseen & rejected, True),
+        "wrongly accepted": (unseen & ~rejected, False),
+    }
+    rows = []
+    for kind, (mask, descending) in kinds.items():
+        found = mask.nonzero().flatten()
+        chosen = found[score[found].argsort(descending=descending)[:count]].tolist()
+        rows += [
+            {
+                "kind": kind,
+                "label": int(label[i]),
+                "predicted": int(prob[i].argmax()),
+                "score": float(score[i]),
+                "pixels": "".join(f"{v:x}" for v in (15 * x[i]).round().int().tolist()),
+            }
+            for i in chosen
+        ]
+    return rows

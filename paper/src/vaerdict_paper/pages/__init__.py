@@ -1,0 +1,1 @@
+"""Tables, claims, figures and pages of the experiments and benchmarks."""

@@ -1,0 +1,68 @@
+"""The reports of the experiments and benchmarks, and the tables that README and docs show of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from vaerdict.core import DataError
+from vaerdict.io import write_text
+from vaerdict.report import brief, load, markdown, read_record, read_run, well_formed
+from vaerdict.report.document import Document
+
+Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
+
+
+def _page(name: str) -> Callable[[Path], Document]:
+    """The report on a run directory of the experiment of that name."""
+
+    def from_run(run_dir: Path) -> Document:
+        make: Maker = import_module(f"vaerdict_paper.pages.{name}").document
+        with well_formed(run_dir):
+            return make(*read_run(run_dir))
+
+    return from_run
+
+
+ppca, bivariate, audit, mnist, genes = map(_page, ("ppca", "bivariate", "audit", "mnist", "genes"))
+
+
+def bench(run_dir: Path) -> Document:
+    """The report on a folder of benchmark results; of MNIST's own run beside it the seconds of its stages."""
+    from vaerdict_paper.pages.bench import document
+
+    results = [r for r in map(read_record, sorted(run_dir.glob("*.json"))) if "benchmark" in r]
+    mnist_run = run_dir.parent / "mnist" / "results.json"
+    stages = read_record(mnist_run).get("stages", ()) if mnist_run.exists() else ()
+    with well_formed(run_dir):
+        return document(results, stages)
+
+
+def update_tables(page: Path, results_root: Path) -> list[str]:
+    """Replace the text between each pair of results markers by the rendered tables; returns the experiments' names.
+
+    The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``; with
+    NAME/brief only its summary, verdicts and first table.
+    """
+    if not page.is_file():
+        raise DataError(f"{page} does not exist; give the page whose tables to rebuild.")
+    content = page.read_text(encoding="utf-8")
+    names = re.findall(r"<!-- results:([\w-]+(?:/brief)?) -->", content)
+    for name in names:
+        report = load(results_root / name.removesuffix("/brief"))
+        content = _between(content, name, brief(report) if name.endswith("/brief") else markdown(report), page)
+    write_text(page, content)
+    return names
+
+
+def _between(content: str, name: str, tables: str, page: Path) -> str:
+    """The content with what stands between the markers of `name` replaced."""
+    opening, closing = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
+    counts = (content.count(opening), content.count(closing))
+    if counts != (1, 1) or content.index(closing) < content.index(opening):
+        raise DataError(f"{page} needs exactly one '{opening}' followed by one '{closing}'.")
+    before, rest = content.split(opening)
+    return f"{before}{opening}\n\n{tables}\n\n{closing}{rest.split(closing)[1]}"

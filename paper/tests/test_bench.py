@@ -1,0 +1,250 @@
+"""Benchmarks: what they count is checked against known numbers, never how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from vaerdict.core import SettingError
+from vaerdict.report import document, markdown
+from vaerdict.report.tables import ABSENT
+from vaerdict_paper import benchmarks
+from vaerdict_paper.benchmarks import gpu, meters, scaling
+from vaerdict_paper.benchmarks.timing import median_seconds, one_thread, watched
+from vaerdict_paper.pages import bench as report
+
+CPU = torch.device("cpu")
+CEILINGS = meters.Ceilings("a device", 1e12, 1e11, 1e9, 1e4, 1e6)
+HARDWARE = {"machine": "x", "cores": 4, "threads": 2, "accelerator": "GPU of renown"}
+
+
+def test_operators_are_counted_with_their_flops_and_bytes():
+    a, b = torch.ones(100, 50, requires_grad=True), torch.ones(50, 20)
+
+    def step() -> None:
+        torch.autograd.grad((a @ b).sum(), a)
+
+    asked = meters.demand(step, CPU)
+    assert asked.flop == 2 * (2 * 100 * 50 * 20)  # forward, and back to a alone
+    # the product reads both and writes 100 x 20; its sum reads that and writes one; filling writes one and expanding
+    # is free; the way back reads a number that stands for 100 x 20, and b, and writes as much as a
+    product, total, seed, back = 5000 + 1000 + 2000, 2000 + 1, 1 + 1, 1 + 1000 + 5000
+    assert asked.bytes == 4 * (product + total + seed + back)
+    assert asked.kernels == 4
+    assert asked.kernel_s is None
+
+
+def test_batched_products_count():
+    a, b = torch.ones(3, 4, 5), torch.ones(3, 5, 6)
+    assert meters.demand(lambda: torch.baddbmm(torch.ones(3, 4, 6), a, b), CPU).flop == 3 * 2 * 4 * 5 * 6
+
+
+@pytest.mark.parametrize(
+    ("asked", "bound"),
+    [
+        (meters.Demand(int(5e11), 10, 10, None), "compute"),
+        (meters.Demand(10, int(5e8), 10, None), "memory"),
+        (meters.Demand(10, 10, 500_000, None), "launches"),
+    ],
+)
+def test_a_step_is_bound_by_the_ceiling_it_is_nearest_to(asked, bound):
+    near = meters.shares(asked, 1.0, CEILINGS, tf32=True, recorded=True)
+    assert near.bound == bound
+    assert max(near) == pytest.approx(0.5)
+
+
+def test_shares_know_precision_and_graphs():
+    asked = meters.Demand(int(1e10), 0, 100, None)
+    slow, fast = (meters.shares(asked, 1.0, CEILINGS, tf32=wanted, recorded=wanted) for wanted in (False, True))
+    assert slow.compute == pytest.approx(10 * fast.compute)
+    assert slow.launches == pytest.approx(100 * fast.launches)
+
+
+def test_ceilings_of_a_cpu_are_positive_and_leave_precision_as_it_was():
+    before = torch.backends.cuda.matmul.allow_tf32
+    found = meters.ceilings(CPU, quick=True)
+    assert min(found.flops_fp32, found.bytes, found.launches) > 0
+    assert "CPU" in found.device
+    assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+def test_stacks_of_every_grid_take_a_step():
+    makers = [make for grid in (gpu._mnist, gpu._genes, gpu._ppca) for make in grid(gpu.SMALL, CPU)]
+    grids = []
+    for make in makers[2:4] + makers[6:8] + makers[-1:]:
+        work = make()
+        before = [t.clone() for t in work.state]
+        losses = work.step(work.index)
+        assert losses.isfinite().all()
+        assert losses.shape[-1] == work.members
+        assert any(not torch.equal(old, new) for old, new in zip(before, work.state, strict=True))
+        grids.append(work.grid)
+    assert grids == ["MNIST", "MNIST", "genes", "genes", "pPCA"]
+
+
+def test_the_paper_grids_have_their_sizes():
+    members = [make.args[0] for make in gpu._mnist(gpu.WHOLE._replace(images=10_000), CPU)]
+    assert [len(keys) for keys in members] == [10, 20, 5, 20, 5, 20]  # 20 models, 80 proposals by stacks of at most 20
+    stacks = [make.keywords.get("stacks", 1) for make in gpu._mnist(gpu.WHOLE._replace(images=10_000), CPU)]
+    assert sum(n * len(keys) for n, keys in zip(stacks, members, strict=True)) == 20 + 80
+
+
+def test_a_row_says_what_a_grid_takes_and_how():
+    work = next(gpu._ppca(gpu.SMALL, CPU))()
+    row = gpu._row(work, CEILINGS, CPU)
+    assert row["grid_s"] == pytest.approx(row["step_s"] * 6 * 100)
+    assert row["epoch_s"] == pytest.approx(6 * row["step_s"])
+    assert row["graph_s"] is None
+    assert not row["recorded"]
+    assert row["flops"] == pytest.approx(row["flop"] / row["step_s"])
+
+
+def test_a_power_law_is_found_with_its_error():
+    sizes = [1, 2, 4, 8, 16]
+    exact = scaling.power_law(sizes, [3 * n**1.5 for n in sizes])
+    assert exact.exponent == pytest.approx(1.5)
+    assert exact.se == pytest.approx(0, abs=1e-12)
+    bent = scaling.power_law(sizes, [1 + n for n in sizes])
+    assert 0.5 < bent.exponent < 1
+    assert bent.se > 0.02
+    assert math.isnan(scaling.power_law([1, 2], [1, 2]).se)
+
+
+def test_the_standard_error_of_an_exponent_is_that_of_least_squares():
+    stats = pytest.importorskip("scipy.stats")
+    sizes, seconds = [1, 2, 4, 8, 16], [1.0, 2.2, 3.7, 8.5, 15.0]
+    expected = stats.linregress(torch.tensor(sizes).log().numpy(), torch.tensor(seconds).log().numpy())
+    law = scaling.power_law(sizes, seconds)
+    assert law.exponent == pytest.approx(expected.slope, rel=1e-5)
+    assert law.se == pytest.approx(expected.stderr, rel=1e-4)
+
+
+def test_sizes_span_a_factor_of_sixteen_and_every_task_is_there():
+    assert max(scaling.FACTORS) == 16 * min(scaling.FACTORS)
+    tasks = {(case.what, case.over) for case in scaling._cases(quick=False)}
+    assert {over for _, over in tasks} == {"cells", "genes", "particles", "draws", "observations"}
+    for case in scaling._cases(quick=True)[:2] + scaling._cases(quick=True)[-2:]:
+        case.make(case.base)()
+
+
+def test_time_is_taken_of_the_processor_too():
+    with watched() as watch:
+        sum(range(300_000))
+    assert watch.wall > 0
+    assert watch.cpu > 0
+    calls = []
+    median_seconds(lambda: calls.append(1), 3, cpu=True)
+    assert len(calls) == 4  # the first is not counted
+
+
+def test_one_thread_is_given_back():
+    before = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_every_row_is_kept_and_a_cut_run_says_so(monkeypatch):
+    monkeypatch.setattr(scaling, "run", lambda *, quick, progress: iter([{"case": "a"}, {"case": "b"}]))
+    kept = []
+    result = benchmarks.run("scaling", keep=lambda so_far: kept.append((so_far["complete"], len(so_far["rows"]))))
+    assert kept == [(False, 1), (False, 2)]
+    assert result["complete"]
+    assert [row["case"] for row in result["rows"]] == ["a", "b"]
+    assert result["versions"]["torch"]
+
+
+def test_what_cannot_run_here_says_why(monkeypatch):
+    monkeypatch.setattr("vaerdict_paper.benchmarks.psis.PACKAGES", ("no_such_package",))
+    assert benchmarks.unfit("psis") == "needs no_such_package"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "CUDA" in str(benchmarks.unfit("gpu"))
+    assert benchmarks.unfit("scaling") is None
+    with pytest.raises(SettingError, match="no benchmark 'nothing'"):
+        benchmarks.unfit("nothing")
+
+
+# ------------------------------------------------------------------------------------------------------ the report
+def _result(name: str, rows: list[dict], **more: object) -> dict:
+    versions = {"python": "3", "vaerdict": "1", "torch": "2.13", "numpy": "2", "scipy": "1", "scvi": "1.4.2"}
+    return {"benchmark": name, "hardware": HARDWARE, "versions": versions, "rows": rows, **more}
+
+
+def _de_rows() -> list[dict]:
+    peer = {"method": "scvi-importance", "estimand": "pair", "lfc_draws": 5000, "cpu_s": 16.0, "ratio": 1.0}
+    ours = {"method": "refined", "estimand": "centred", "lfc_draws": 25, "cpu_s": 0.5, "ratio": 32.0}
+    return [peer, ours]
+
+
+def test_all_ratios_stand_in_one_table_with_machine_and_versions():
+    timed = {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
+    smc = {"case": "pPCA", "method": "SMC", "start": "prior", "seconds": 0.5, "seconds_ratio": 4.0}
+    found = [_result("de", _de_rows()), _result("ppca", [timed]), _result("samplers", [smc, {**smc, "method": "AIS"}])]
+    table = report.document(found).sections[0].blocks[0]
+    assert isinstance(table, report.Table)
+    told = [(row["benchmark"], row["ratio"], row["ours_s"], row["peer_s"]) for row in table.rows]
+    assert told == [("ppca", 5.0, 2.0, 10.0), ("samplers", 4.0, 0.5, 2.0), ("de", 32.0, 0.5, 16.0)]
+    assert all(row["versions"] == "torch 2.13, scvi 1.4.2" for row in table.rows)
+    assert "2 threads of 4 CPU cores" in table.rows[0]["machine"]
+    assert "renown" in table.rows[1]["machine"]
+    assert "renown" not in table.rows[0]["machine"]  # it does not use one
+
+
+def _gpu_rows() -> list[dict]:
+    ceilings = {"kind": "ceilings", "device": "GPU", "flops_tf32": 4e14, "flops_fp32": 5e13, "bytes": 4e12}
+    stack = {"kind": "stack", "grid": "MNIST", "members": 10, "step_s": 0.01, "graph_s": 0.01, "bound": "compute"}
+    return [
+        {**ceilings, "launches": 2e5, "launches_recorded": 1e6},
+        {**stack, "case": "models by WW", "grid_s": 30.0},
+        {**stack, "case": "models by CHI", "grid_s": 40.0},
+        {**stack, "case": "proposals by CHI", "grid_s": 5.0},
+        {**stack, "grid": "pPCA", "case": "models, 5 particles", "grid_s": 1.5, "trained_s": 2.0, "device": "GPU"},
+        {**stack, "grid": "pPCA", "case": "models, 200 particles", "grid_s": 3.0, "trained_s": 3.5, "device": "GPU"},
+    ]
+
+
+def test_grids_are_extrapolated_beside_what_was_measured(tmp_path):
+    bench = tmp_path / "bench"
+    bench.mkdir()
+    (bench / "gpu.json").write_text(json.dumps(_result("gpu", _gpu_rows(), complete=False)))
+    alone = markdown(bench)
+    assert f"| MNIST | models | 70.0 | {ABSENT} | {ABSENT} |" in alone
+    assert "Cut short, with what was measured by then: gpu." in alone
+    assert "| 400.0 |" in alone  # TFLOP/s
+    assert "| pPCA | models | 4.5 | 5.5 | GPU |" in alone
+    stages = [
+        {"stage": "training", "what": "20 models of paper, 100 epochs", "seconds": 90.0, "device": "GPU"},
+        {"stage": "training", "what": "5 models of free, 100 epochs", "seconds": 1e6, "device": "GPU"},
+    ]
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "results.json").write_text(json.dumps({"experiment": "mnist", "stages": stages}))
+    assert "| MNIST | models | 70.0 | 90.0 | GPU |" in markdown(bench)
+    assert f"| MNIST | proposals | 5.0 | {ABSENT} | {ABSENT} |" in markdown(bench)
+
+
+def test_the_scaling_table_prints_exponents():
+    row = {"case": "training", "over": "cells", "low": 10, "high": 160, "seconds_low": 0.1, "seconds_high": 1.5}
+    told = document.markdown(report.document([_result("scaling", [{**row, "exponent": 0.976, "exponent_se": 0.013}])]))
+    assert "| training | cells | 10 | 160 | 0.1000 | 1.5000 | 0.98 | 0.01 |" in told
+
+
+def test_many_cells_are_told_in_a_sentence_each():
+    row = {"cells": 100_000, "genes": 1000, "seconds_per_epoch": 14.06, "seconds_de": 99.2, "peak_host_gb": 1.44}
+    told = document.markdown(report.document([_result("million", [{**row, "peak_device_gb": None}])]))
+    assert "100,000 cells of 1,000 genes on 2 CPU threads: 14.1 s for an epoch of training, 99 s" in told
+    assert "at most 1.4 GiB." in told
+    there = report.document([_result("million", [{**row, "peak_device_gb": 11.3}])]).summary[-1]
+    assert "genes on GPU of renown" in there
+    assert there.endswith("11.3 GiB of the GPU.")
+
+
+def test_what_became_slower_is_named():
+    rows = [
+        {"case": "khat", "before_s": 1.0, "now_s": 1.05, "ratio": 0.95},
+        {"case": "psis", "before_s": 1.0, "now_s": 1.25, "ratio": 0.8},
+    ]
+    told = report.document([_result("against", rows, before="abc123", of="psis")]).summary[-1]
+    assert told == "Since abc123 1 of 2 timings of psis are slower by more than 10%: psis (0.80)."

@@ -1,0 +1,143 @@
+"""Figure 1 of the paper: closed forms of one particle, the evidence's own maximum, and what of the claims holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from checks import assert_mean
+from vaerdict.core import SettingError
+from vaerdict_paper.experiments import bivariate
+from vaerdict_paper.experiments.bivariate import LOADINGS, MEANS, PRESETS, PROPOSALS, TRUE_LAMBDA, Example, Preset
+from vaerdict_paper.theory import Gaussian, gaussian_reverse_kl
+
+QUICK = PRESETS["quick"]
+
+
+@cache
+def panel(stage: str, means: str | None = None, loading: str = "entangled", preset: Preset = QUICK) -> dict:
+    wanted = {"stage": stage, "means": means, "loading": loading}
+    (unit,) = [u for u in bivariate.units(preset) if wanted.items() <= u.items()]
+    (found,) = bivariate.work(unit)["panels"]
+    return found
+
+
+def holds(found: dict, words: str) -> bool:
+    (claim,) = [c for c in found["claims"] if words in c["claim"]]
+    return claim["holds"]
+
+
+# ------------------------------------------------------------------------------------------------ panels A and B
+def test_ellipses_are_the_closed_forms_of_two_dimensions():
+    found = panel("approximation")
+    by = {row["proposal"]: row for row in found["proposals"]}
+    rho = found["posterior"]["correlation"]
+    root = math.sqrt(1 + 8 * rho**2)
+    expected = {"VAE": 1 - rho**2, "WW": 1.0, "CHI": 2 * (1 - rho**2) / (3 - root)}
+    for name, ratio in expected.items():
+        assert by[name]["variance_ratio"] == pytest.approx([ratio, ratio])
+    for name, ratio in expected.items():  # eigenvalues of the posterior in units of q are (1 +- rho) / ratio
+        norm = max(abs((1 + sign * rho) / ratio - 1) for sign in (1, -1))
+        assert by[name]["a_norm"] == pytest.approx(norm)
+    assert expected["VAE"] < max(by["IWAE"]["variance_ratio"]) < 1
+    assert all(row["mean"] == found["posterior"]["mean"] for row in found["proposals"])
+    assert all(claim["holds"] for claim in found["claims"])
+
+
+def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_documented_correlations():
+    preset = Preset(loadings=tuple(LOADINGS), n_data=10, n_draws=200)
+    found = [panel("approximation", loading=name, preset=preset)["posterior"]["correlation"] for name in LOADINGS]
+    assert [round(rho, 2) for rho in found] == [-0.86, -0.67, -0.37]
+
+
+def test_shape_claims_can_fail():
+    rows = [{"proposal": name, "variance_ratio": [1.0, 1.1], "a_norm": 1.0} for name in PROPOSALS]
+    assert [claim["holds"] for claim in bivariate._shape_claims(rows)] == [False, False]
+
+
+# ------------------------------------------------------------------------------------------------ panels C and D
+@pytest.mark.parametrize("means", MEANS)
+@pytest.mark.parametrize("proposal", PROPOSALS)
+def test_with_one_particle_the_bound_is_the_evidence_less_the_reverse_kl(means, proposal):
+    with torch.no_grad():
+        example = Example.of(Preset(k=1, n_data=20_000, n_draws=500), "moderate", seed=1)
+        lam, start = example.model(0.4), example.model(0.0)
+        p = lam.posterior(example.x)
+        loc = (lam if means == "exact" else start).posterior(example.x).loc
+        q = Gaussian.diagonal(loc, (1 / example.precision[proposal]).expand_as(loc))
+        kl = gaussian_reverse_kl(Gaussian(p.loc, p.covariance()), q)
+        rest = example.bound(0.4, proposal, means) - (example.evidence(0.4) - kl)
+    assert_mean(rest, 0.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(rest + 0.1, 0.0, rate=1e-6)
+
+
+def test_the_evidence_selects_the_truth_with_the_standard_error_of_maximum_likelihood():
+    (row,) = [r for r in panel("selection", "exact")["selection"] if r["proposal"] == "EVIDENCE"]
+    assert abs(row["bias"]) < 4 * row["lambda_se"]
+    assert row["sensitivity"] == 0
+    base = torch.tensor(LOADINGS["entangled"], dtype=torch.float64)
+
+    def marginal(lam: torch.Tensor) -> torch.Tensor:
+        weight = torch.where(torch.eye(2) > 0, base, lam.exp() * base)
+        return weight @ weight.T + torch.eye(2) / (1 - lam**2)
+
+    lam = torch.tensor(TRUE_LAMBDA, dtype=torch.float64)
+    slope = torch.autograd.functional.jacobian(marginal, lam)
+    score = torch.linalg.solve(marginal(lam), slope)
+    fisher = 0.5 * (score @ score).diagonal().sum().item()
+    assert row["lambda_se"] == pytest.approx((QUICK.n_data * fisher) ** -0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("means", MEANS)
+def test_curves_lie_below_the_evidence_and_their_maxima_in_the_zoom(means):
+    found = panel("selection", means)
+    curves = found["curves"]
+    for curve in curves.values():
+        slack = torch.tensor(curves["EVIDENCE"]["value"]) - torch.tensor(curve["value"])
+        assert (slack > -4 * torch.tensor(curve["mcse"])).all()
+        assert all(0 < error < 1 for error in curve["mcse"])
+    for row in found["selection"]:
+        assert found["zoom_grid"][0] <= row["lambda"] <= found["zoom_grid"][-1]
+        assert not row["at_edge"]
+        top = max(found["zoom"][row["proposal"]]["value"])
+        assert top >= max(curves[row["proposal"]]["value"]) - 0.05
+
+
+def test_the_claim_on_bias_holds_with_exact_means_and_is_reversed_with_frozen_ones():
+    exact, frozen = panel("selection", "exact"), panel("selection", "frozen")
+    assert holds(exact, "higher bias")
+    assert holds(exact, "slope of their slack")
+    assert not holds(frozen, "higher bias")
+    for found, sign in ((exact, 1), (frozen, -1)):
+        (claim,) = [c for c in found["claims"] if "higher bias" in c["claim"]]
+        assert all(sign * m["margin"] > 4 * m["se"] for m in claim["margins"].values())
+
+
+def test_margins_are_paired_and_a_claim_holds_only_where_all_are_positive():
+    noise = torch.linspace(-1, 1, 101)
+    size = {"VAE": (0.1, noise), "IWAE": (0.2, noise), "WW": (0.3, noise), "CHI": (0.4, 2 * noise)}
+    found = bivariate._margins("c", size)
+    assert found["holds"]
+    assert found["margins"]["WW - IWAE"] == {"margin": pytest.approx(0.1), "se": 0.0}
+    assert found["margins"]["CHI - VAE"]["se"] == pytest.approx(noise.std().item() / 101**0.5)
+    assert not bivariate._margins("c", {**size, "WW": (0.15, noise)})["holds"]
+
+
+# ---------------------------------------------------------------------------------------------------- interface
+def test_units_survive_json_and_repeat():
+    preset = Preset(loadings=("triangular",), n_data=200, n_grid=9, n_zoom=3, n_draws=200)
+    units = bivariate.units(preset, seeds=2)
+    assert len(units) == 2 * (1 + len(MEANS))
+    sent = [bivariate.work(json.loads(json.dumps(unit))) for unit in units]
+    assert json.dumps(sent) == json.dumps([bivariate.work(unit) for unit in units])
+    assert json.dumps(sent[:3]) != json.dumps(sent[3:])
+
+
+def test_unknown_loadings_are_refused():
+    with pytest.raises(SettingError, match="no loadings tangled; choose from entangled"):
+        Preset(loadings=("entangled", "tangled"))

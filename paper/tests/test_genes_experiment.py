@@ -1,0 +1,330 @@
+"""The gene experiment at toy size: metrics by hand, every stage, and that all of it repeats and can be resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from vaerdict import de
+from vaerdict.core import SettingError, ShapeError
+from vaerdict.de.metrics import coverage, fdp_floor, fdr_curve, measure, measure_tested
+from vaerdict.engines import one_thread
+from vaerdict.io import finite
+from vaerdict.tasks import run_tasks
+from vaerdict_paper.experiments import genes, genes_grid, mnist, reproduce
+from vaerdict_paper.experiments.genes import Preset, preset_of, units, work
+from vaerdict_paper.experiments.genes_few import contrasts, few, floors
+from vaerdict_paper.experiments.genes_fit import Problem, Training, fit_model, fit_refits
+from vaerdict_paper.experiments.genes_grid import as_counts, grid
+from vaerdict_paper.experiments.genes_measure import Sides, averaged, calibration, draw, measured, true_lfc
+from vaerdict_paper.experiments.genes_null import donor_arm
+from vaerdict_paper.experiments.ppca import published
+
+TINY = Training(n_particles=3, epochs=2, proposal_epochs=2, refit_epochs=2, batch_size=64)
+METRICS = {"fdr_mae", "auprc", "fdp", "tpr", "fdp_05", "tpr_05", "fdp_10", "tpr_10", "fdp_20", "tpr_20"}
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem.of("appendix", 0, n_cells=160, n_genes=20)
+
+
+# --------------------------------------------------------------------------------------------------- metrics
+TRUTH = torch.tensor([2.0, -1.0, 0.1, 0.6, 0.0])
+
+
+def test_metrics_by_hand():
+    """Ranked 0, 2, 1, 3, 4: hits 1 0 1 1 0, so FDP 0, 1/2, 1/3, 1/4, 2/5 against FDR 0, .05, .1, .2, .36."""
+    prob = torch.tensor([1.0, 0.8, 0.9, 0.5, 0.0], dtype=torch.float64)
+    lfc = torch.tensor([2.0, -1.0, 1.0, 0.5, 0.0])
+    row = measure(prob, lfc, TRUTH, 0.5)
+    fdr = [0.0, 0.05, 0.1, 0.2, 0.36]
+    fdp = [0.0, 1 / 2, 1 / 3, 1 / 4, 2 / 5]
+    assert row["fdr_mae"] == pytest.approx(100 * sum(abs(a - b) for a, b in zip(fdp, fdr, strict=True)) / 5)
+    assert row["auprc"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
+    assert (row["fdp"], row["tpr"]) == (row["fdp_05"], row["tpr_05"]) == (0.5, pytest.approx(1 / 3))
+    assert (row["fdp_10"], row["tpr_10"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (row["fdp_20"], row["n_called_20"], row["n_true"]) == (0.25, 4, 3)
+
+
+def test_equal_probabilities_are_ranked_by_effect():
+    same = torch.ones(5)
+    best = measure(same, TRUTH, TRUTH, 0.5)
+    assert best["auprc"] == 1
+    assert measure(same, 1 / (TRUTH.abs() + 1), TRUTH, 0.5)["auprc"] < 0.7
+
+
+def test_adjusted_p_values_state_the_fdr_themselves():
+    q = torch.tensor([0.01, 0.04, 0.3, 0.15, 1.0])
+    row = measure_tested(q, TRUTH, TRUTH, 0.5)
+    stated, fdp = [0.01, 0.04, 0.15, 0.3, 1.0], [0, 0, 0, 1 / 4, 2 / 5]
+    assert row["fdr_mae"] == pytest.approx(20 * sum(abs(a - b) for a, b in zip(fdp, stated, strict=True)))
+    assert (row["n_called_05"], row["n_called_20"], row["fdp_20"]) == (2, 3, 0)
+
+
+def test_nothing_called_and_nothing_true():
+    empty = measure(torch.full((5,), 0.5), TRUTH, TRUTH, 0.5)
+    assert (empty["fdp"], empty["tpr"], empty["n_called_05"]) == (0, 0, 0)
+    none = measure(torch.ones(5), TRUTH, torch.zeros(5), 0.5)
+    assert none["fdp"] == 1
+    assert finite(none)["tpr"] is None
+    with pytest.raises(ShapeError, match="one value a gene is needed"):
+        measure(torch.ones(5), TRUTH, TRUTH[:3], 0.5)
+
+
+def test_the_floor_is_the_error_of_probabilities_that_are_right(generator):
+    """For two genes of probability p the FDP of the first is 0 or 1: |FDP - FDR| has mean 2p(1-p)."""
+    prob = torch.tensor([0.8, 0.8])
+    found = fdp_floor(prob, torch.zeros(2), repeats=40_000, generator=generator)
+    one, two = 2 * 0.8 * 0.2, 0.64 * 0.2 + 2 * 0.16 * 0.3 + 0.04 * 0.8
+    assert found == pytest.approx(50 * (one + two), rel=0.03)
+    assert fdp_floor(torch.tensor([1.0, 0.0]), torch.zeros(2), generator=generator) == 0
+
+
+def test_curves_are_thinned_and_coverage_counts():
+    curve = fdr_curve(torch.linspace(1, 0, 50), torch.zeros(50), torch.ones(50), 0.5, points=5)
+    assert curve["k"] == [1, 13, 25, 38, 50] or len(curve["k"]) == 5
+    assert curve["fdp"] == [0.0] * 5
+    assert curve["fdr"][-1] == pytest.approx(0.5)
+    assert coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 2.0])) == 0.5
+
+
+# -------------------------------------------------------------------------------------------------- contrasts
+def test_sides_are_the_cells_of_the_states(problem):
+    sides = Sides.of(problem.data, 7, seed=0, subset=2)
+    assert len(sides.a) == len(sides.b) == 7
+    assert (problem.data.labels[sides.cells] == sides.labels).all()
+    assert torch.equal(sides.cells[sides.groups["b"]], sides.b)
+    other = Sides.of(problem.data, 7, seed=0, subset=1)
+    assert not torch.equal(other.a, sides.a)
+    assert [name for name, _, _ in contrasts(problem, 1)] == ["all", 50, 20]
+
+
+def test_splits_do_not_overlap(problem):
+    cells = torch.cat([problem.train, problem.valid, problem.test])
+    assert torch.equal(cells.sort().values, torch.arange(160))
+    assert len(problem.valid) == len(problem.test) == 16
+
+
+def test_a_perfect_answer_is_measured_as_perfect(problem):
+    sides = Sides.of(problem.data, None, seed=0)
+    truth = true_lfc(problem.data, "centred")
+    noise = 0.01 * torch.randn(200, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    row = measured(de.Effect(truth + noise, torch.full((20,), 200.0)), sides, de.CENTRED)
+    assert (row["auprc"], row["tpr"]) == (1, 1)
+    assert row["coverage_absolute"] == 1
+    shifted = measured(de.Effect(truth - truth.quantile(0.5) + noise, torch.full((20,), 200.0)), sides, de.CENTRED)
+    assert shifted["coverage"] == 1
+    assert shifted["lfc_slope"] == pytest.approx(1, abs=0.01)
+    bins = calibration(de.Effect(truth + noise, torch.full((20,), 200.0)), sides, de.CENTRED)
+    assert sum(n for n, _, _ in bins) == 20
+    assert bins[-1][0] == bins[-1][2]
+    assert not torch.allclose(truth, true_lfc(problem.data, "proportion"))
+
+
+def test_choices_of_cells_are_averaged_into_one_row():
+    rows = [{"model": "VAE", "a": a, "bins": [[1.0, a]], "ok": True, "word": "w"} for a in (1.0, 3.0)]
+    merged = averaged([*rows, {**rows[0], "model": "CHI"}], "model")
+    assert merged[0] == {"model": "VAE", "a": 2.0, "bins": [[2.0, 4.0]], "ok": True, "word": "w", "subsets": 2}
+    assert merged[1]["subsets"] == 1
+
+
+@pytest.fixture(scope="module")
+def fit(problem):
+    return fit_model(problem, "VAE", TINY)
+
+
+def test_uncertainty_grows_with_what_is_counted(problem, fit):
+    sides = Sides.of(problem.data, 20, seed=0)
+    x = problem.counts(sides.cells)
+    refits = fit_refits(problem, fit, replace(TINY, lr=0.05), 3)
+    one, *others = (partial(de.refined, as_counts(f), x, f.proposal, labels=sides.labels) for f in (fit, *refits))
+    drawn = draw(sides, one, 50, seed=0, refits=others)
+    width = {u: drawn.effect(de.CENTRED, u).lfc.std(0).mean().item() for u in ("z", "z+cells", "z+cells+model")}
+    assert width["z"] < width["z+cells"] < width["z+cells+model"]
+    assert drawn.effect(de.CENTRED, "z+cells+model").lfc.shape == (150, 20)
+    assert drawn.effect(de.PAIR, "z").lfc.std(0).mean().item() > width["z+cells"]
+
+
+def test_refits_differ_from_each_other_and_leave_the_fit_alone(problem, fit):
+    before = [p.clone() for p in fit.model.parameters()]
+    first, second = fit_refits(problem, fit, TINY, 2)
+    assert all(torch.equal(a, b) for a, b in zip(before, fit.model.parameters(), strict=True))
+    assert not torch.equal(as_counts(first).log_dispersion, as_counts(second).log_dispersion)
+
+
+# ----------------------------------------------------------------------------------------------------- stages
+@pytest.fixture(scope="module")
+def crossed(problem):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(genes_grid, "TEMPERATURES", 4)
+        patch.setattr(genes_grid, "CHAINS", 30)
+        return grid(problem, "IWAE", TINY, n_draws=30, khat_draws=60, ais_cells=4)
+
+
+def test_the_grid_measures_every_proposal_with_equal_draws(crossed):
+    (model,) = crossed["models"]
+    assert {"iwelbo", "iwelbo_refined", "ais", "khat", "ess", "seconds_ais", "gradients_ais"} <= model.keys()
+    assert model["gradients_ais"] == 8 * (30 + 16) * (1 + 4 * genes_grid.LEAPFROG)
+    rows = [row for row in crossed["cross"] if not row.get("beside_ais")]
+    weighted = [row["proposal"] for row in rows if row["weights"] == "snis"]
+    assert weighted == ["VAE", "IWAE", "WW", "CHI", "IWAE-full", "MIS", "REFINED"]
+    assert [row["proposal"] for row in rows if row["weights"] == "plugin"] == ["VAE", "IWAE", "WW", "CHI"]
+    assert {row["n_draws"] for row in rows} == {30}
+    for row in rows:
+        assert METRICS | {"khat", "ess", "coverage"} <= row.keys()
+        assert row["estimand"] == "centred"
+    beside = [row for row in crossed["cross"] if row.get("beside_ais")]
+    assert [(row["proposal"], row["n_cells"], row["n_draws"]) for row in beside] == [("AIS", 4, 30), ("REFINED", 4, 30)]
+
+
+def test_few_cells_by_estimand_and_uncertainty(problem):
+    result = few(problem, "VAE", TINY, n_draws=30, refits=2, subsets=1, khat_draws=50)
+    rows = result["cross"]
+    for n in ("all", 50, 20):
+        here = [row for row in rows if row["n_cells"] == n]
+        kinds = [(row["estimand"], row["uncertainty"]) for row in here if row["prior"] == "group"]
+        three = ["z", "z+cells", "z+cells+model"]
+        assert kinds == [(e, u) for e in ("centred", "proportion") for u in three] + [("pair", "z")]
+        assert [(r["estimand"], r["uncertainty"]) for r in here if r["prior"] == "model"] == [("centred", "z+cells")]
+    assert len(result["curves"]) == 9
+    assert result["models"][0]["iwelbo_refined"] < 0
+    without = few(problem, "VAE", TINY, n_draws=30, refits=0, subsets=1)
+    assert {row["uncertainty"] for row in without["cross"]} == {"z", "z+cells"}
+    assert without["models"] == []
+
+
+def test_floors_stand_beside(problem):
+    rows = floors(problem, subsets=2)["cross"]
+    names = {(row["model"], row["n_cells"], row["estimand"]) for row in rows}
+    assert names == {
+        (m, n, e)
+        for m in ("raw counts", "oracle", "FDP floor")
+        for n in ("all", 50, 20)
+        for e in ("centred", "proportion")
+    }
+    assert all(row["proposal"] is None for row in rows)
+    oracle, raw = (
+        next(r["lfc_rmse"] for r in rows if (r["model"], r["n_cells"], r["estimand"]) == (m, "all", "proportion"))
+        for m in ("oracle", "raw counts")
+    )
+    assert oracle < 1.05 * raw
+
+
+def test_units_that_are_bootstrapped_have_priors_of_their_own(monkeypatch):
+    """About one mean of their group donors look more alike than they are, and the null arm makes discoveries."""
+    made, refined = [], de.refined
+    monkeypatch.setattr(de, "refined", lambda *args, labels: made.append(labels) or refined(*args, labels=labels))
+    donor_arm(1, "null", "VAE", TINY, n_draws=20, n_cells=200)
+    assert [len(labels.unique()) for labels in made] == [2, 8]  # groups, then donors
+
+
+def test_donors_as_replicates_widen_the_answer():
+    rows = donor_arm(1, "null", "VAE", TINY, n_draws=40, n_cells=300)["donors"]
+    assert [(row["model"], row["replicates"]) for row in rows] == [
+        ("raw counts", "cells"),
+        ("raw counts", "donors"),
+        ("VAE", "cells"),
+        ("VAE", "donors"),
+    ]
+    assert all(row["n_true"] == 0 and row["arm"] == "null" for row in rows)
+    width = {(row["model"], row["replicates"]): row["width"] for row in rows}
+    assert width["raw counts", "donors"] > width["raw counts", "cells"]
+    assert width["VAE", "donors"] > width["VAE", "cells"]
+
+
+# ------------------------------------------------------------------------------------------------------ units
+SMALL = Preset(
+    simulators=("appendix",),
+    models=("VAE",),
+    seeds=1,
+    training=TINY,
+    n_draws=20,
+    khat_draws=40,
+    refits=2,
+    subsets=1,
+    ais_cells=0,
+    section5_seeds=1,
+    null_sets=1,
+    effect_sets=1,
+    donor_cells=200,
+)
+
+
+def test_units_carry_their_preset_and_the_longest_come_first():
+    every = units(SMALL)
+    assert [u["stage"] for u in every] == [
+        "section5",
+        "grid",
+        "few",
+        "donors",
+        "donors",
+        "floors",
+        "floors",
+        *["rivals"] * 4,
+    ]
+    assert preset_of(json.loads(json.dumps(every[0]))) == SMALL
+    assert len(units(replace(SMALL, stages=("grid",), simulators=("appendix", "released")), seeds=3)) == 6
+    with pytest.raises(SettingError, match="no stage nothing"):
+        units(replace(SMALL, stages=("nothing",)))
+
+
+def test_a_device_reaches_training_and_leaves_no_trace_on_the_cpu(monkeypatch):
+    (unit, *_), (there, *_) = (units(replace(Preset(), device=device)) for device in ("cpu", "cuda"))
+    assert "device" not in json.dumps(unit)
+    assert preset_of(unit) == Preset()
+    assert preset_of(there).training.device == "cuda"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert reproduce._chosen("auto", Preset()) == "cpu"  # many small models: cores are faster
+    assert reproduce._chosen("cuda", Preset()) == "cuda"
+    assert reproduce._chosen("auto", mnist.PRESETS["paper"]) == "cuda"
+
+
+def test_units_of_rivals_do_not_depend_on_the_preset():
+    some = [u for u in units(genes.PRESETS["paper"]) if u["stage"] == "rivals"]
+    assert some == units(genes.PRESETS["rivals"])
+
+
+def test_every_stage_runs_and_repeats(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(genes, "_problem", lambda unit, preset: problem)
+    mine = units(replace(SMALL, stages=("section5", "few", "floors", "donors")))
+    first = run_tasks(work, mine, tmp_path / "first", resume=False, workers=1)
+    assert [sorted(r) for r in first.results[:2]] == [["cross", "curves", "models"]] * 2
+    with one_thread():  # as run_tasks does: sums split over threads differ in their last digits
+        again = work(mine[1])
+    dropped = ("seconds", "seconds_train", "seconds_refits")
+    plain = [{k: v for k, v in row.items() if k not in dropped} for row in finite(again["cross"])]
+    stored = [{k: v for k, v in row.items() if k not in dropped} for row in first.results[1]["cross"]]
+    assert plain == stored
+
+
+def test_rivals_are_skipped_where_they_are_not_installed_and_added_later(tmp_path, monkeypatch):
+    mine = units(replace(SMALL, stages=("rivals",)))
+    monkeypatch.setattr(genes, "_installed", lambda package: False)
+    run = run_tasks(work, mine, tmp_path, resume=False, workers=1)
+    assert run.results == []
+    assert len(run.skipped) == len(mine)
+    assert not list((tmp_path / "parts").glob("*.json"))
+    monkeypatch.setattr(genes, "_installed", lambda package: True)
+    row = {"model": "wilcoxon", "estimand": "centred", "n_called_05": 0}
+    monkeypatch.setattr(genes, "rival_rows", lambda data, **keys: [row | {"asked": keys["names"]}])
+    monkeypatch.setattr(genes, "Problem", type("P", (), {"of": staticmethod(partial(_small_problem))}))
+    later = run_tasks(work, mine, tmp_path, resume=True, workers=1)
+    assert later.skipped == []
+    assert [sorted(r) for r in later.results] == [["cross"]] * 2 + [["donors"]] * 2
+    assert later.results[0]["cross"][0]["dataset"] == "appendix-0"
+    assert later.results[2]["donors"][0]["arm"] == "null"
+
+
+def _small_problem(simulator: str, seed: int, **sizes: object) -> Problem:
+    return Problem.of(simulator, seed, n_genes=10, **({"n_cells": 60} | sizes))
+
+
+def test_the_papers_numbers_are_there():
+    printed = published()["genes"]["printed"]
+    assert printed["fdr_mae"] == {"VAE": 5.78, "IWAE": 0.39, "WW": 0.51, "CHI": 0.27}
+    assert printed["ais"] == printed["iwelbo"]

@@ -1,0 +1,313 @@
+"""The report on genes from made-up rows whose right answers are known."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vaerdict.core import DataError
+from vaerdict.report import markdown, render, text
+from vaerdict.report.claims import Word
+from vaerdict.report.summary import where
+from vaerdict.report.tables import is_best
+from vaerdict_paper.pages.genes_claims import aims, donor_claims, further_claims, on_each, paper_claims
+from vaerdict_paper.pages.genes_contrasts import donors_table, estimand_table, rivals_table, uncertainty_table
+from vaerdict_paper.pages.genes_rows import behind_best
+from vaerdict_paper.pages.genes_tables import (
+    KHAT,
+    MAE,
+    annealing_table,
+    cross_table,
+    models_table,
+    plugin_table,
+    summary_table,
+)
+
+SEEDS = range(5)
+MODELS = ("VAE", "IWAE", "WW", "CHI")
+SIMULATORS = ("appendix", "released")
+WOBBLE = (-0.002, 0.001, 0.0, 0.002, -0.001)
+EVIDENCE = {"VAE": -380.0, "IWAE": -373.0, "WW": -372.5, "CHI": -371.0}
+ERROR = {"VAE": 6.0, "IWAE": 0.4, "WW": 0.5, "CHI": 0.3}
+PROPOSAL = {"VAE": 0.3, "IWAE": 0.1, "WW": 0.12, "CHI": 0.08, "IWAE-full": 0.05, "MIS": 0.0, "REFINED": -0.05}
+CALIBRATION = [[10.0, 10 * (i + 0.5) / 10, float(i)] for i in range(10)]
+
+
+def metrics(error: float, seed: int, *, tpr: float = 0.99, fdp: float = 0.04, cover: float = 0.9) -> dict[str, Any]:
+    return {
+        "fdr_mae": error + WOBBLE[seed], "auprc": 0.99, "fdp": fdp + WOBBLE[seed] / 10, "tpr": tpr + WOBBLE[seed] / 10,
+        "coverage": cover + WOBBLE[seed], "coverage_absolute": 0.5, "width": 0.3, "lfc_slope": 1.0, "seconds": 1.0,
+        "calibration": CALIBRATION, "n_draws": 200,
+    }  # fmt: skip
+
+
+def about(simulator: str, seed: int) -> dict[str, Any]:
+    return {"simulator": simulator, "seed": seed, "dataset": f"{simulator}-{seed}"}
+
+
+def model_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "model": m, **about(s, i), "iwelbo": EVIDENCE[m] - 1, "iwelbo_refined": EVIDENCE[m] + WOBBLE[i],
+            "khat": 0.6, "khat_refined": 0.1, "ess_refined": 0.6, "ais": EVIDENCE[m] - 0.02,
+            "iwelbo_refined_ais_cells": EVIDENCE[m], "seconds_ais": 30.0, "gradients_ais": 10_000_000,
+        }
+        for s in SIMULATORS for m in MODELS for i in SEEDS
+    ]  # fmt: skip
+
+
+def cross_rows() -> list[dict[str, Any]]:
+    grid = [
+        {
+            "model": m, "proposal": q, **about(s, i), "n_cells": "all", "prior": "model", "weights": w, "ess": 0.6,
+            "khat": 0.1 if q == "REFINED" else 0.7, "uncertainty": "z+cells", "estimand": "centred",
+            **metrics(ERROR[m] + d + (1 if w == "plugin" else 0), i),
+            "auprc": (0.85 if m == "VAE" else 0.99) + WOBBLE[i],
+        }
+        for s in SIMULATORS for m in MODELS for q, d in PROPOSAL.items() for i in SEEDS for w in ("snis", "plugin")
+        if w == "snis" or q in MODELS
+    ]  # fmt: skip
+    ais = [
+        {"model": m, "proposal": q, **about(s, i), "n_cells": 20, "beside_ais": True, "weights": "snis",
+         "prior": "model", "estimand": "centred", "uncertainty": "z+cells", **metrics(5.0, i)}
+        for s in SIMULATORS for m in MODELS for q in ("AIS", "REFINED") for i in SEEDS
+    ]  # fmt: skip
+    return [*grid, *ais, *few_rows(), *floor_rows()]
+
+
+def few_rows() -> list[dict[str, Any]]:
+    error, found = {"all": 0.2, 50: 0.4, 20: 1.5}, {"all": 0.99, 50: 0.99, 20: 0.9}
+    cover = {"z": 0.2, "z+cells": 0.8, "z+cells+model": 0.9}
+    kinds = [("centred", u, "group") for u in cover] + [("proportion", "z+cells", "group"), ("pair", "z", "group")]
+    return [
+        {"model": m, "proposal": "REFINED", **about(s, i), "n_cells": n, "subsets": 2, "weights": "snis", "estimand": e,
+         "uncertainty": u, "prior": p, "seconds_refits": 14.0,
+         **metrics(error[n] + (0.5 if p == "model" else 0), i, tpr=0.1 if e == "pair" else found[n], cover=cover[u])}
+        for s in SIMULATORS for m in MODELS for i in SEEDS for n in error
+        for e, u, p in [*kinds, ("centred", "z+cells", "model")]
+    ]  # fmt: skip
+
+
+def floor_rows() -> list[dict[str, Any]]:
+    names = {"raw counts": 3.0, "oracle": 0.3, "FDP floor": 0.1, "scvi-uniform": 20.0, "wilcoxon": 8.0}
+    return [
+        {"model": name, "proposal": None, **about(s, i), "n_cells": n, "estimand": e, "seconds_train": 60.0,
+         **metrics(error, i, tpr=0.7)}
+        for s in SIMULATORS for name, error in names.items() for i in SEEDS for n in ("all", 50, 20)
+        for e in ("centred", "proportion")
+    ]  # fmt: skip
+
+
+def donor_rows() -> list[dict[str, Any]]:
+    return [
+        {"model": m, "seed": i, "arm": arm, "replicates": r, "n_called_05": int(r == "cells" and i % 4 > 0),
+         **metrics(1.0, i % 5)}
+        for m in ("raw counts", "VAE") for r in ("cells", "donors") for arm, n in (("null", 24), ("effect", 5))
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def results(**changes: Any) -> dict[str, Any]:
+    curve = {"k": [1, 50, 100], "fdp": [0.0, 0.01, 0.4], "fdr": [0.0, 0.02, 0.41]}
+    curves = [
+        {"model": m, **about(s, i), "n_cells": n, "uncertainty": u, **curve}
+        for s in SIMULATORS for m, u in (("VAE", "z+cells"), ("raw counts", "cells")) for i in SEEDS
+        for n in ("all", 50)
+    ]  # fmt: skip
+    return {
+        "experiment": "genes", "preset": "paper", "seeds": list(SEEDS),
+        "settings": {"n_draws": 200, "khat_draws": 1000},
+        "models": model_rows(), "cross": cross_rows(), "curves": curves, "donors": donor_rows(), **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run() -> dict[str, Any]:
+    return results()
+
+
+def words(run: dict[str, Any], make: Any) -> list[Word]:
+    return [claim.word for claim in on_each(make, run["models"], run["cross"], SIMULATORS)]
+
+
+PAPER = partial(paper_claims, printed={})
+
+
+# ----------------------------------------------------------------------------------------------------- claims
+def test_claims_that_hold_are_found_to_hold(run):
+    assert words(run, PAPER) == [Word.HOLDS] * 7
+    assert words(run, aims) == [Word.HOLDS] * 4
+    assert words(run, further_claims) == [Word.HOLDS] * 4
+    assert [c.word for c in donor_claims(run["donors"])] == [Word.HOLDS] * 2
+
+
+def test_a_claim_must_hold_on_every_simulator(run):
+    for row in where(run["models"], simulator="released", model="VAE"):
+        row["iwelbo_refined"] = -370.0 + WOBBLE[row["seed"]]
+    worst, chi, *rest = words(run, PAPER)
+    assert (worst, chi) == (Word.FAILS, Word.FAILS)
+    assert rest[0] is Word.HOLDS
+
+
+def test_claims_turn_with_the_numbers(run):
+    for row in where(run["cross"], proposal="MIS"):
+        row["fdr_mae"] += 2
+    for row in where(run["cross"], weights="plugin"):
+        row["fdr_mae"] -= 2
+    _, _, vae, ranking, mixture, three, weights = words(run, PAPER)
+    assert (mixture, three, weights) == (Word.FAILS,) * 3
+    assert (vae, ranking) == (Word.HOLDS, Word.HOLDS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "failing"),
+    [("fdr_mae", 5.0, [0, 1]), ("fdp", 0.2, [0, 1]), ("tpr", 0.5, [0, 1]), ("coverage", 0.3, [2])],
+)
+def test_aims_that_are_missed_are_said_to_be(run, key, value, failing):
+    for row in run["cross"]:
+        if "subsets" in row:
+            row[key] = value + WOBBLE[row["seed"]]
+    found = words(run, aims)
+    assert [i for i, word in enumerate(found) if word is Word.FAILS] == failing
+
+
+def test_proposals_that_cannot_be_trusted_miss_their_aim(run):
+    for row in where(run["cross"], proposal="REFINED"):
+        row["khat"] = 0.9 + WOBBLE[row["seed"]]
+    assert words(run, aims)[3] is Word.FAILS
+
+
+def test_few_data_sets_resolve_nothing(run):
+    for name in ("models", "cross"):
+        run[name] = [row for row in run[name] if row["seed"] < 2]
+    assert set(words(run, PAPER)) == {Word.OPEN}
+    assert set(words({"models": [], "cross": []}, PAPER)) == {Word.ABSENT}
+
+
+def test_no_discovery_in_a_few_data_sets_proves_little():
+    quiet = [row | {"n_called_05": 0} for row in donor_rows() if row["seed"] < 10]
+    assert donor_claims(quiet)[0].word is Word.OPEN
+
+
+def test_published_differences_stand_beside_ours(run):
+    printed = {"iwelbo": {"VAE": -380.42, "IWAE": -372.86}}
+    first = paper_claims(run["models"], run["cross"], "appendix", printed)[0].evidence[0]
+    assert first.published == pytest.approx(7.56)
+
+
+# ----------------------------------------------------------------------------------------------------- tables
+def test_floors_and_rivals_stand_in_the_table_of_methods(run):
+    table = summary_table(run["cross"], "appendix")
+    names = [row["method"] for row in table.rows]
+    assert names == [
+        *(f"{m}, refined" for m in MODELS),
+        "raw counts",
+        "oracle",
+        "FDP floor",
+        "scvi-uniform",
+        "wilcoxon",
+    ]
+    assert table.rows[0]["fdr_mae-50"].value == pytest.approx(0.4)
+    assert summary_table([], "appendix") is None
+
+
+def test_models_are_compared_within_their_data_set():
+    rows = [{"seed": 0, "iwelbo_refined": v} for v in (-3.0, -1.0)] + [{"seed": 1, "iwelbo_refined": -9.0}]
+    assert [row["behind"] for row in behind_best(rows)] == [2.0, 0.0, 0.0]
+    assert behind_best([{"seed": 0, "iwelbo_refined": None}])[0]["behind"] is None
+
+
+def test_models_table_has_the_papers_numbers_beside_ours(run):
+    printed = {"iwelbo": {"VAE": -380.42, "CHI": -371.69}, "fdr_mae": {"VAE": 5.78}, "khat": {"VAE": 0.71}}
+    table = models_table(run["models"], run["cross"], "appendix", printed)
+    vae, chi = table.rows[0], table.rows[3]
+    assert vae["behind"].value == pytest.approx(9.0)
+    assert vae["behind_paper"] == pytest.approx(8.73)
+    assert (vae["fdr_mae_paper"], vae["khat_paper"], chi["fdr_mae_paper"]) == (5.78, 0.71, None)
+    assert vae["fdr_mae"].value == pytest.approx(6.3)
+    assert is_best(chi["iwelbo_refined"])
+
+
+def test_cross_tables_mark_the_best_proposal_and_show_the_floors(run):
+    table = cross_table(run["cross"], "appendix", MAE)
+    assert [c.key for c in table.columns] == ["model", *PROPOSAL]
+    assert all(is_best(row["REFINED"]) for row in table.rows[:4])
+    assert [row["model"] for row in table.rows[4:]] == [
+        f"{n} (no proposal)" for n in ("raw counts", "oracle", "FDP floor")
+    ]
+    assert len(cross_table(run["cross"], "released", KHAT).rows) == 4
+    plugin = plugin_table(run["cross"], "appendix").rows[0]
+    assert plugin["plugin"].value - plugin["snis"].value == pytest.approx(1.0)
+
+
+def test_uncertainty_adds_up_with_its_cost(run):
+    rows = uncertainty_table(run["cross"], "appendix").rows
+    all_cells = [row for row in rows if row["cells"] == "all cells"]
+    assert [row["what"] for row in all_cells] == [
+        "the latents",
+        "latents and cells",
+        "latents, cells and model",
+        "latents and cells, common prior",
+        "raw counts, cells",
+        "oracle, cells",
+    ]
+    assert [round(row["coverage"].value, 2) for row in all_cells[:3]] == [0.2, 0.8, 0.9]
+    assert (all_cells[1]["seconds"].value, all_cells[2]["seconds"].value) == (1.0, 15.0)
+
+
+def test_other_tables(run):
+    assert [row["estimand"] for row in estimand_table(run["cross"], "appendix").rows] == [
+        "centred", "proportion", "pair", "centred", "proportion",
+    ]  # fmt: skip
+    assert {row["method"] for row in rivals_table(run["cross"], "appendix").rows} >= {"scvi-uniform", "FDP floor"}
+    assert rivals_table([row for row in run["cross"] if row["proposal"]], "appendix") is None
+    ais = annealing_table(run["models"], run["cross"], "appendix").rows[0]
+    assert ais["ais"].value == pytest.approx(-380.02)
+    assert ais["gradients_ais"].value == 10_000_000
+    assert annealing_table([], [], "appendix") is None
+    rows = donors_table(run["donors"]).rows
+    assert [(r["method"], r["replicates"], round(r["any"].value, 2)) for r in rows[:2]] == [
+        ("raw counts", "cells", 0.75),
+        ("raw counts", "donors", 0.0),
+    ]
+    assert donors_table([]) is None
+
+
+# ------------------------------------------------------------------------------------------------------- page
+def stored(folder: Path, value: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(value))
+    return folder
+
+
+def test_a_run_renders_to_a_page_a_text_and_a_table(tmp_path, run):
+    folder = stored(tmp_path, run)
+    page = render(folder).read_text()
+    assert "Genes: which are differentially expressed" in page
+    figures = {path.stem for path in (folder / "figures").glob("*.svg")}
+    assert figures == {
+        f"{name}-{s}" for s in SIMULATORS for name in ("fdr", "calibration", "cross-fdr-mae", "cross-khat", "cross-ess")
+    }
+    assert "Of 7 claims of the paper" in text(folder)
+    assert "7 hold" in markdown(folder)
+
+
+def test_a_partial_run_renders_too(tmp_path, run):
+    some = copy.deepcopy(run)
+    some["cross"] = [row for row in some["cross"] if row["proposal"] is None]
+    some |= {"models": [], "curves": [], "donors": [], "skipped": ["rivals-0"], "preset": "quick"}
+    words = text(stored(tmp_path, some))
+    assert "not installed where this ran" in words
+    assert "quick preset" in words
+    render(tmp_path)
+
+
+def test_rows_that_lack_their_keys_are_refused(tmp_path, run):
+    del run["cross"][0]["simulator"]
+    with pytest.raises(DataError, match=r"record 0 of 'cross' in results\.json lacks simulator"):
+        text(stored(tmp_path, run))

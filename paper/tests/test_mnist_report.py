@@ -1,0 +1,562 @@
+"""The page of the MNIST experiment on made-up rows whose right answers are known."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vaerdict.core import DataError
+from vaerdict.report import markdown, render, text
+from vaerdict.report.claims import Word
+from vaerdict.report.summary import where
+from vaerdict.report.tables import is_best
+from vaerdict_paper.experiments.ppca import published
+from vaerdict_paper.pages import mnist
+from vaerdict_paper.pages.mnist_claims import aims, paper_claims, refinement_claims, rejection_claims, surest
+from vaerdict_paper.pages.mnist_figures import mosaic, pixels, thinned, words
+from vaerdict_paper.pages.mnist_inference import agreement_table, better_table, refinement_table
+from vaerdict_paper.pages.mnist_rows import baselines, best_model, kept, methods, nearest, title
+from vaerdict_paper.pages.mnist_tables import (
+    CROSS,
+    cross_table,
+    decisions_table,
+    methods_table,
+    models_table,
+    stages_table,
+)
+from vaerdict_paper.pages.mnist_words import decided
+
+SEEDS = range(5)
+NASTY = "<script>alert('x')</script> \"&\" $\\frac$ 名前 a|b `c` \x07"
+WOBBLE = (-0.002, 0.001, 0.0, 0.002, -0.001)
+"""What differs between seeds: mean zero, standard error 0.0007."""
+
+PRINTED = published()["mnist"]["printed"]
+RELEASED = published()["mnist"]["released"]
+MODELS = ("VAE", "IWAE", "WW", "CHI")
+IWELBO = {"VAE": -104.0, "IWAE": -101.0, "WW": -102.0, "CHI": -105.0}
+PRECISION = {"VAE": 0.35, "IWAE": 0.50, "WW": 0.30, "CHI": 0.45}
+GAIN = {"VAE": 0.0, "IWAE": 0.0, "WW": 0.0, "CHI": 0.02, "MIS": 0.03}
+"""By proposal: CHI is the best single one and MIS better still."""
+
+
+# ----------------------------------------------------------------------------- made-up results
+
+
+def model_row(model: str, seed: int, precision: float, accuracy: float = 0.96, **keys: Any) -> dict[str, Any]:
+    wobble = WOBBLE[seed]
+    return {
+        "model": model, "seed": seed, "n_classes": 9, "free": 0, "shifts": False, "relaxed": True, "n_draws": 256,
+        "iwelbo": IWELBO.get(model, -101.0) + wobble, "iwelbo_refined_held_out": IWELBO.get(model, -101.0) + 2 * wobble,
+        "khat": 1.3 + wobble, "khat_share_ok": 0.05, "ess": 0.04, "accuracy_same": 0.7 + wobble,
+        "auprc": precision + wobble, "auprc_entropy": precision + 0.01 + wobble, "auroc": 0.9, "auroc_entropy": 0.9,
+        "accuracy": accuracy + wobble, "accuracy_is": 0.6 + wobble, "auprc_is": 0.2, "auprc_entropy_is": 0.2, **keys,
+    }  # fmt: skip
+
+
+def pair_row(model: str, proposal: str, seed: int) -> dict[str, Any]:
+    precision = PRECISION[model] + GAIN[proposal] + WOBBLE[seed]
+    return {
+        "model": model, "proposal": proposal, "seed": seed, "n_draws": 256, "auprc": precision, "accuracy": 0.96,
+        "auprc_is": precision / 2, "accuracy_is": 0.955, "khat": 1.2, "khat_share_ok": 0.06, "ess": 0.05,
+    }  # fmt: skip
+
+
+def network_row(seed: int, shifts: bool, score: str, precision: float) -> dict[str, Any]:
+    return {
+        "model": "CNN", "proposal": None, "shifts": shifts, "seed": seed, "score": score,
+        "auprc": precision + WOBBLE[seed] / 2, "auroc": 0.9, "accuracy": 0.96 + 0.005 * shifts,
+    }  # fmt: skip
+
+
+RUNGS = {
+    "encoder": (0.05, 0.95, 0.30),
+    "MIS": (0.08, 0.95, 0.29),
+    "REFINED": (0.7, 0.945, 0.25),
+    "IMPROVED": (0.99, 0.94, 0.2),
+}
+"""Share of digits in order, accuracy and average precision with weights."""
+
+
+def refined_row(rung: str, seed: int, model: str = "IWAE") -> dict[str, Any]:
+    share, accuracy, precision = RUNGS[rung]
+    return {
+        "model": model, "seed": seed, "rung": rung, "n_images": 1000, "n_draws": 256, "khat": 0.3, "ess": 0.4,
+        "khat_share_ok": share + WOBBLE[seed], "accuracy_is": accuracy + WOBBLE[seed], "auprc_is": precision,
+        "auprc_entropy_is": precision, "accuracy": 0.96, "auprc": 0.4 + WOBBLE[seed], "gold_distance": 0.003,
+        "gold_images": 100, "seconds": 9.0,
+    }  # fmt: skip
+
+
+def agreement_row(seed: int, inference: str = "certified", word: str = "disagrees") -> dict[str, Any]:
+    return {
+        "model": "IWAE", "seed": seed, "certified_share": 0.98, "n_held_out": 500, "accuracy": 0.94,
+        "confidence": 0.98, "gap": 0.04, "gap_se": 0.006, "log_score": -0.2, "log_score_plugin": -0.15, "ece": 0.04,
+        "inference": inference, "model_word": word,
+    }  # fmt: skip
+
+
+def decision_row(model: str, seed: int, estimator: str, rule: str) -> dict[str, Any]:
+    return {
+        "model": model, "seed": seed, "estimator": estimator, "score": "entropy", "rule": rule, "threshold": 0.3,
+        "rejected_known": 0.05, "rejected_unseen": 0.4, "accuracy_accepted": 0.985, "coverage": 0.9,
+    }  # fmt: skip
+
+
+def pictures() -> dict[str, Any]:
+    image = "0" * 380 + "8f" * 12 + "0" * 380
+    line = [i / 999 for i in range(1000)]
+    return {
+        "digits": [
+            {"kind": kind, "label": 9, "predicted": 4, "score": 0.61, "pixels": image}
+            for kind in ("rejected", "wrongly rejected", "wrongly accepted") for _ in range(30)
+        ],
+        "curves": [
+            {"kind": kind, "name": name, "x": line, "y": line}
+            for kind in ("risk-coverage", "precision-recall") for name in ("IWAE plugin", "CNN")
+        ],
+        "latent": [{"x": float(i % 7), "y": float(i % 5), "label": i % 10} for i in range(40)],
+    }  # fmt: skip
+
+
+def results(seeds: range = SEEDS, preset: str = "paper") -> dict[str, Any]:
+    """A run in which every claim of the paper holds, with an estimator as poor as the paper's."""
+    models = [model_row(m, s, precision) for m, precision in PRECISION.items() for s in seeds]
+    free = {"free": 1, "n_classes": 10, "auprc_free": 0.96, "auroc_free": 0.99}
+    models += [model_row("IWAE", s, 0.4, **free) for s in seeds]
+    cross = [pair_row(m, q, s) for m in MODELS for q in GAIN for s in seeds]
+    cross += [
+        network_row(s, shifts, score, precision)
+        for shifts, score, precision in ((False, "max softmax", 0.48), (True, "max logit", 0.46)) for s in seeds
+    ]  # fmt: skip
+    return {
+        "experiment": "mnist", "preset": preset, "settings": {}, "seeds": list(seeds), "seconds": {},
+        "models": models, "cross": cross, "refined": [refined_row(rung, s) for rung in RUNGS for s in seeds],
+        "agreement": [agreement_row(s) for s in seeds],
+        "decisions": [
+            decision_row(m, s, how, rule)
+            for m, how in (("IWAE", "plugin"), ("IWAE", "corrected"), ("VAE", "plugin"), ("CNN", "CNN"))
+            for rule in ("conformal 5 %", "cost 0.1") for s in seeds
+        ],
+        "stages": [
+            {"stage": "training", "seconds": 400.0, "what": "20 models", "device": "NVIDIA H200"},
+            {"stage": "proposals", "seconds": 200.0, "what": "80 encoders", "device": "NVIDIA H200"},
+        ],
+        **pictures(),
+    }  # fmt: skip
+
+
+def run_in(folder: Path, content: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(content))
+    return folder
+
+
+def of_paper(content: dict[str, Any]) -> list[Word]:
+    return [claim.word for claim in paper_claims(content["models"], content["cross"], PRINTED)]
+
+
+# ----------------------------------------------------------------------------- rows
+
+
+def test_published_numbers_are_those_of_the_paper():
+    assert (PRINTED["iwelbo"], PRINTED["auprc"]) == (
+        {"VAE": -104.74, "IWAE": -101.92, "WW": -102.82, "CHI": -105.29},
+        {"VAE": 0.35, "IWAE": 0.45, "WW": 0.29, "CHI": 0.44},
+    )
+    assert (RELEASED["auprc"]["IWAE"], RELEASED["accuracy"]["VAE"], RELEASED["gpu_hours"]) == (0.551, 0.946, 10)
+
+
+def test_variants_are_named_and_the_papers_own_comes_first():
+    row = {"model": "IWAE", "free": 1, "shifts": True, "relaxed": False}
+    assert title(row) == "IWAE (free class, shifts, exact sum)"
+    assert title({"model": "IWAE", "relaxed": True}) == title({"model": "IWAE"}) == "IWAE"
+    rows = [row, {"model": "IWAE", "shifts": True}, {"model": "VAE", "relaxed": False}, {"model": "WW"}]
+    assert nearest(rows) == [rows[3]]
+    assert nearest(rows[:2]) == [rows[1]]
+    assert nearest([]) == []
+
+
+def test_best_model_is_by_mean_iwelbo_among_the_papers_own():
+    content = results()
+    assert best_model(content["models"]) == "IWAE"
+    for row in where(content["models"], free=1):
+        row["model"], row["iwelbo"] = "VAE", 0.0  # another variant does not compete
+    assert best_model(content["models"]) == "IWAE"
+    assert best_model([]) is None
+
+
+def test_methods_have_every_score_and_baselines_their_own():
+    content = results()
+    assert {str(m) for m in methods(content["models"])} >= {"IWAE by entropy", "IWAE (free class) by free class"}
+    assert [str(m) for m in baselines(content["cross"])] == ["CNN by max softmax", "CNN (shifts) by max logit"]
+
+
+# ----------------------------------------------------------------------------- claims
+
+
+def test_claims_that_hold_are_found_to_hold():
+    assert of_paper(results()) == [Word.HOLDS] * 7
+
+
+FLIPS = {
+    "WW below the VAE": ("models", {"model": "WW"}, {"iwelbo": -104.5}, {0}),
+    "CHI rejects better": ("models", {"model": "CHI"}, {"auprc": 0.6}, {1}),
+    "k-hat of one model in order": ("models", {"model": "CHI"}, {"khat": 0.5}, {2}),
+    "weights kept in log space": ("models", {}, {"accuracy_is": 0.955}, {3}),
+    "plugin not accurate": ("models", {}, {"accuracy": 0.9}, {3}),
+    "CHI's proposal worse": ("cross", {"proposal": "CHI"}, {"auprc": 0.25}, {4}),
+    "MIS no better": ("cross", {"proposal": "MIS"}, {"auprc": 0.28}, {5, 6}),
+    "another pair better still": ("cross", {"model": "WW", "proposal": "IWAE"}, {"auprc": 0.9}, {4, 5, 6}),
+}
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_claims_turn_with_the_numbers(name):
+    """Each planted change makes its own claims fail, and no other."""
+    part, rows, change, fails = FLIPS[name]
+    content = results()
+    for row in where(content[part], **rows):
+        row |= {key: value + WOBBLE[row["seed"]] / 10 for key, value in change.items()}  # type: ignore[operator]
+    assert {i for i, word in enumerate(of_paper(content)) if word is Word.FAILS} == fails
+
+
+def test_published_differences_stand_beside_ours():
+    first = paper_claims(results()["models"], [], PRINTED)[0].evidence[0]
+    assert first.sentence == "IWELBO, IWAE minus VAE: +3.00 (se 0.00, 5 seeds; published +2.82)"
+
+
+def test_what_weights_do_to_accuracy_is_told_on_the_digits_that_have_weights():
+    note = paper_claims(results()["models"], [], PRINTED)[3].note
+    assert "change accuracy by \u221210.00" in note
+    assert "on the same digits" in note
+
+
+def test_three_steps_keep_the_best_model_of_each_seed():
+    content = results()
+    for row in where(content["models"], model="WW", seed=3):
+        row["iwelbo_refined_held_out"] = 0.0
+    for row in where(content["models"], model="CHI", seed=2):
+        row["iwelbo"] = 0.0  # on test digits, which choose nothing
+    claim = paper_claims(content["models"], content["cross"], PRINTED)[6]
+    assert "IWAE 4 times, WW once" in claim.note
+    alone, pair = claim.evidence
+    assert "three steps minus IWAE, the best objective alone" in alone.sentence
+    assert "three steps minus IWAE with CHI, the best pair with a single proposal" in pair.sentence
+    assert pair.difference.mean == pytest.approx(0.01 - 0.2 / 5)  # WW with MIS is 0.2 below IWAE with MIS
+
+
+def test_better_inference_is_judged_on_the_same_digits():
+    content = results()
+    shares, decisions = refinement_claims(content["refined"])
+    assert surest(content["refined"]) == "IMPROVED"
+    assert (shares.word, decisions.word) == (Word.HOLDS, Word.FAILS)
+    assert shares.evidence[0].difference.mean == pytest.approx(94)
+    assert [e.difference.mean for e in decisions.evidence] == pytest.approx([-2, -0.2])
+    for row in where(content["refined"], rung="IMPROVED"):
+        row["accuracy_is"], row["auprc_is"] = 0.97 + WOBBLE[row["seed"]], 0.5
+    assert refinement_claims(content["refined"])[1].word is Word.HOLDS
+    assert refinement_claims([]) == []
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "precision", "said"),
+    [
+        (0.97, 0.5, "gave better decisions:"),
+        (0.94, 0.3, "gave worse decisions:"),
+        (0.97, 0.3, "better decisions by one measure and worse by the other"),
+        (0.96, 0.3, "worse decisions by one measure, and the other does not tell"),
+        (0.96, 0.4, "not told apart from those without weights"),
+        (None, 0.5, "gave better decisions: with weights minus without, on the same digits, average precision +0.100"),
+        (None, None, ""),
+    ],
+)
+def test_whether_better_inference_helped_is_said_plainly(accuracy, precision, said):
+    def row(seed: int) -> dict[str, Any]:
+        wobble = WOBBLE[seed]
+        new = {"accuracy_is": accuracy and accuracy + wobble, "auprc_is": precision and precision + wobble}
+        return {"seed": seed, "accuracy": 0.96, "auprc": 0.4, **new}
+
+    sentence = decided([row(seed) for seed in SEEDS])
+    assert said in sentence
+    assert bool(sentence) == bool(said)
+
+
+def test_rejection_is_compared_at_equal_accuracy():
+    content = results()
+    assert [c.word for c in rejection_claims(content["models"], content["cross"])] == [Word.HOLDS] * 3
+    for row in (*where(content["models"], free=0), *where(content["cross"], proposal="MIS")):
+        row["accuracy"] -= 0.02  # as precise, but less accurate
+    assert [c.word for c in rejection_claims(content["models"], content["cross"])] == [
+        Word.HOLDS,
+        Word.FAILS,
+        Word.HOLDS,
+    ]
+    for row in where(content["cross"], model="CNN"):
+        row["auprc"] = 0.99
+    assert rejection_claims(content["models"], content["cross"])[2].word is Word.FAILS
+    assert rejection_claims(content["models"], [])[0].word is Word.HOLDS
+    assert rejection_claims([], where(content["cross"], model="CNN")) == []
+
+
+def test_models_kept_by_seeds_are_looked_at_together():
+    rows = [refined_row(rung, seed, model) for rung in RUNGS for seed, model in enumerate(("WW", "CHI", "WW"))]
+    assert {name: len(part) for name, part in kept(rows).items()} == {"the kept model": 12}
+    assert [claim.word for claim in refinement_claims(rows)] == [Word.HOLDS, Word.FAILS]
+    every = [refined_row("encoder", seed, model) for seed in SEEDS for model in ("WW", "CHI")]
+    assert list(kept(every)) == ["WW", "CHI"]
+
+
+def test_aims_are_met_or_missed():
+    content = results()
+    rows = content["models"], content["cross"], content["refined"]
+    assert [c.word for c in aims("paper", *rows, 600.0)] == [Word.HOLDS, Word.FAILS, Word.HOLDS, Word.HOLDS]
+    assert [c.word for c in aims("paper", *rows, 1200.0)][3] is Word.FAILS
+    assert [c.word for c in aims("best", *rows, None)][:3] == [Word.FAILS, Word.FAILS, Word.HOLDS]
+    better = [model_row("IWAE", s, 0.64, 0.975, shifts=True) for s in SEEDS]
+    assert [c.word for c in aims("best", better, [], [], None)] == [Word.HOLDS, Word.HOLDS, Word.ABSENT]
+    assert aims("quick", *rows, 1.0) == []
+
+
+def test_few_seeds_resolve_nothing():
+    content = results(range(1))
+    assert set(of_paper(content)) == {Word.OPEN}
+    assert {c.word for c in refinement_claims(content["refined"])} == {Word.OPEN}
+    assert set(of_paper({"models": [], "cross": []})) == {Word.ABSENT}
+
+
+# ----------------------------------------------------------------------------- tables
+
+
+def test_the_papers_table_has_both_sources_beside_ours():
+    table = models_table(results()["models"], PRINTED, RELEASED)
+    vae, iwae, _, chi = table.rows
+    assert [row["model"] for row in table.rows] == list(MODELS)
+    assert (vae["iwelbo"].value, vae["iwelbo_paper"], vae["iwelbo_released"]) == (
+        pytest.approx(-104.0),
+        -104.74,
+        -104.4,
+    )
+    assert (iwae["auprc"].best, iwae["auprc_released"], chi["iwelbo_released"]) == (True, 0.551, None)
+    assert iwae["auprc"].value == pytest.approx(0.5)  # the free class is another variant
+    assert models_table([], PRINTED, RELEASED) is None
+
+
+def test_cross_tables_mark_the_highest():
+    tables = [cross_table(results()["cross"], quantity) for quantity in CROSS]
+    assert [table.name for table in tables] == ["cross-auprc", "cross-auprc_is", "cross-accuracy", "cross-accuracy_is"]
+    assert [column.key for column in tables[0].columns] == ["model", *GAIN]
+    for row in tables[0].rows:
+        assert [key for key, value in row.items() if is_best(value)] == ["MIS"]
+    assert "256 draws" in tables[0].caption
+    assert cross_table([network_row(0, False, "max logit", 0.4)], next(iter(CROSS))) is None
+
+
+def test_rungs_are_in_order_whatever_the_order_of_rows():
+    rows = results()["refined"][::-1]
+    table = refinement_table(rows)
+    assert [row["rung"] for row in table.rows] == list(RUNGS)
+    assert "mean of 100 digits" in table.note
+    assert "1,000 digits" in better_table(rows).caption
+
+
+def test_agreement_counts_seeds_that_differ():
+    rows = [agreement_row(s, "certified" if s else "not certified") for s in SEEDS]
+    (row,) = agreement_table(rows).rows
+    assert (row["inference"], row["model_word"]) == ("certified (4 of 5 seeds)", "disagrees")
+    assert "IWAE +4.00 ± 0.00 points (se 0.60 over digits)" in agreement_table(rows).note
+
+
+def test_methods_are_most_precise_first():
+    content = results()
+    table = methods_table(content["models"], content["cross"])
+    assert table.rows[0]["name"] == "IWAE (free class)"
+    assert table.rows[0]["auroc"].value == 0.99
+    values = [row["auprc"].value for row in table.rows]
+    assert values == sorted(values, reverse=True)
+    assert {row["kind"] for row in table.rows} == {"nine", "nine and a free one", "nine, plain network"}
+
+
+def test_decisions_stand_together_by_rule():
+    table = decisions_table(results()["decisions"], "d", "Rules")
+    rules = [row["rule"] for row in table.rows]
+    assert rules == ["conformal 5 %"] * 4 + ["cost 0.1"] * 4
+
+
+def test_stages_are_summed_and_compared_with_the_released_code():
+    table = stages_table(results()["stages"], RELEASED)
+    assert [(row["stage"], row["seconds"].value) for row in table.rows] == [
+        ("training", 400.0), ("proposals", 200.0), ("all", 600.0), ("released code", 36000.0),
+    ]  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- pictures
+
+
+def test_pixels_are_hexadecimal_and_square():
+    image = pixels("0" * 28 + "f" * 28 + "0" * 728)
+    assert image.shape == (28, 28)
+    assert image[1].tolist() == [15] * 28
+    whole = mosaic([image] * 7)
+    assert whole.shape == (2 * 44, 6 * 32)
+    assert int((whole == 15).sum()) == 7 * 28
+    assert whole.count() == 7 * 30**2  # the rest is masked
+    for bad in ("f" * 783, "g" * 784, 7):
+        with pytest.raises(DataError, match="784 hexadecimal"):
+            pixels(bad)  # type: ignore[arg-type]
+
+
+def test_digits_in_words():
+    assert words({"label": 9, "predicted": 4, "score": 0.614}) == "9 as 4, score 0.61"
+    assert words({"label": 9}) == "9"
+
+
+def test_thinning_keeps_the_ends():
+    assert thinned(range(1000), 10)[::9] == [0, 999]
+    assert thinned([1, 2, 3], 10) == [1, 2, 3]
+
+
+# ----------------------------------------------------------------------------- the page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A rendered run, shared by the tests that only look at it."""
+    folder = run_in(tmp_path_factory.mktemp("mnist"), results())
+    render(folder)
+    return folder
+
+
+def test_page_says_the_verdict_first_and_in_words(run):
+    source = (run / "report.html").read_text(encoding="utf-8")
+    summary = source.split('class="summary"')[1].split("</section>")[0]
+    for sentence in (
+        "Of 7 claims of the paper, put to a fair test with equal draws and corrected losses, 7 hold (5 seeds).",
+        "the best generative model is that of IWAE (\N{MINUS SIGN}101.00), 1.00 nats (se 0.00) ahead of WW.",
+        "rejects the nines best is IWAE with MIS: average precision 0.530, 0.265 with weights, 0.010 (se 0.000) ahead",
+        "under the k-hat limit for 5.0% by encoder and for 99.0% by IMPROVED; p(c|x) is then 0.0030 from a gold run",
+        "Better inference gave worse decisions:",
+        "the inference is certified, and the model disagrees with held-out labels (98.0% sure, 94.0% right)",
+        "0.530 at 96.0% accuracy with nine classes; 0.960 at 96.0% accuracy with a free class; 0.480 at 96.0%",
+    ):
+        assert sentence in summary.replace("&#x27;", "'")
+    assert "All stages took 10.0 minutes" in source
+    assert "60 times as long" in source
+
+
+def test_page_has_every_picture_and_loads_nothing(run):
+    source = (run / "report.html").read_text(encoding="utf-8")
+    stems = {
+        "cross-auprc",
+        "cross-auprc-is",
+        "cross-accuracy",
+        "cross-accuracy-is",
+        "risk-coverage",
+        "precision-recall",
+    }
+    stems |= {"digits-rejected", "digits-wrongly-rejected", "digits-wrongly-accepted", "latent"}
+    assert {path.stem for path in (run / "figures").iterdir()} == stems
+    assert source.count('role="img"') == len(stems)
+    addresses = re.findall(r'(?:xlink:)?href="([^"]*)"', source)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in addresses)
+    assert sum(address.startswith("data:") for address in addresses) == 3  # one image for each kind
+    assert "24 of 30." in source
+    assert "http:" not in source.replace("http-equiv", "")
+    ids = re.findall(r'\bid="([^"]+)"', source)
+    assert len(ids) == len(set(ids))
+
+
+def test_best_preset_shows_its_aims_instead_of_the_papers_claims(tmp_path):
+    said = text(run_in(tmp_path, results(preset="best")))
+    assert "claims of the paper" not in said
+    assert "Of 6 aims of this run, 4 hold and 2 do not hold (5 seeds)." in said
+    assert "FAILS" not in said.split("Of 6")[0]
+    assert "DOES NOT HOLD: Accuracy of at least 97.2% with nine classes." in said
+
+
+@pytest.mark.parametrize(
+    ("inference", "word", "advice"),
+    [
+        ("certified", "disagrees", "the error is the model's"),
+        ("certified", "agrees", "use the probabilities as they are"),
+        ("not certified", "agrees", "nothing speaks against the model"),
+        ("not certified", "disagrees", "an error of the sampler can look like one of the model"),
+    ],
+)
+def test_errors_of_the_sampler_and_of_the_model_get_their_own_advice(tmp_path, inference, word, advice):
+    content = results() | {"agreement": [agreement_row(s, inference, word) for s in SEEDS]}
+    said = text(run_in(tmp_path, content))
+    assert f"the inference is {inference}, and the model {word} with held-out labels" in said
+    assert advice in said
+
+
+@pytest.mark.parametrize("seeds", [range(1), SEEDS])
+@pytest.mark.parametrize("name", [None, *(key for key, value in results().items() if isinstance(value, (list, dict)))])
+def test_a_run_without_some_stages_still_has_a_page(tmp_path, name, seeds):
+    content = results(seeds, "quick")
+    for key in content if name is None else (name,):
+        if key not in ("experiment", "preset"):
+            content[key] = None
+    said = text(run_in(tmp_path, content))
+    assert "This is the quick preset" in said
+
+
+def test_missing_numbers_are_shown_as_missing(tmp_path):
+    content = results(range(2))
+    needed = {"model", "seed", "proposal", "rung", "rule", "kind", "stage", "name", "x", "y", "label"}
+    for rows in content.values():
+        for row in rows if isinstance(rows, list) and rows and isinstance(rows[0], dict) else ():
+            for key in [key for key in row if key not in needed]:
+                row[key] = None
+    render(run_in(tmp_path / "all", content))
+    for rows in content.values():
+        for row in rows if isinstance(rows, list) and rows and isinstance(rows[0], dict) else ():
+            for key in [key for key in row if key not in needed]:
+                del row[key]
+    render(run_in(tmp_path / "gone", content))
+    partly = results(range(2))
+    partly["models"][0]["auprc"] = None
+    assert "(1 missing)" in markdown(run_in(tmp_path / "partly", partly))
+
+
+def test_names_of_any_kind_are_printed_and_never_obeyed(tmp_path):
+    source = json.dumps(results(range(1)))
+    for name in ("IWAE", "CNN", "IMPROVED", "conformal 5 %", "certified", "entropy", "NVIDIA H200", "IWAE plugin"):
+        source = source.replace(json.dumps(name), json.dumps(f"{name} {NASTY}"))
+    content = json.loads(source)
+    content["digits"][0] |= {"label": NASTY, "predicted": NASTY}
+    content["latent"][0]["label"] = NASTY
+    content["curves"][0]["kind"] = NASTY
+    content["preset"] = NASTY
+    folder = run_in(tmp_path, content)
+    page = render(folder).read_text(encoding="utf-8")
+    assert page.count("<script>") == 1
+    assert "名前" in page
+    assert "\x07" not in page + text(folder) + markdown(folder)
+    assert "<script" not in markdown(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("digits", {"kind": "rejected", "pixels": "abc"}, "784 hexadecimal"),
+        ("curves", {"kind": "risk-coverage", "name": "a", "x": [1.0], "y": []}, "lacks something"),
+        ("latent", {"x": 1.0, "y": 2.0}, "lacks label"),
+        ("models", {"model": "IWAE"}, "lacks seed"),
+    ],
+)
+def test_records_that_cannot_be_used_are_the_files_fault(tmp_path, name, row, message):
+    with pytest.raises(DataError, match=message):
+        render(run_in(tmp_path, {"experiment": "mnist", name: [row]}))
+
+
+def test_results_are_not_changed_by_reporting():
+    content = results(range(2))
+    kept = copy.deepcopy(content)
+    mnist.document(content, None)
+    assert content == kept

@@ -1,0 +1,261 @@
+"""Average expression of groups of cells in joint draws, in one pass over the cells and in bounded memory.
+
+Cells are worked on a block at a time, and spread out over genes a few draws of a block at a time. What a cell draws
+depends on the seed, its index and its group alone, so that answers depend neither on blocks nor on who does them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vaerdict import diagnostics
+from vaerdict.core import Progress, SettingError, check_count, log_normalise, silent
+from vaerdict.de.model.cell_weights import PARTICLES, Bootstrap, Weighting, Weights
+from vaerdict.de.model.posterior import CellPosterior, Filled, block_size, chunk_size, default_engine, moved
+from vaerdict.engines import Engine, Made, in_order
+from vaerdict.noise import PerUnit
+from vaerdict.samplers.resampling import systematic
+from vaerdict.training.data import Rows, Shared
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """A group of cells and how they are averaged: by which weights, and by mean or median.
+
+    Shapes: ``cells (n,)``, indices into the cells of a posterior.
+    """
+
+    cells: Tensor
+    weighting: Weighting = field(default_factory=Bootstrap)
+    median: bool = False
+
+
+class Averages(NamedTuple):
+    """Average expression of each population in each joint draw, and how well the cells behind it were sampled.
+
+    `latent` are the posterior means of the cells' latents, given the means of their prior.
+
+    Shapes: ``expression {name: (draws, genes)}``, ``khat`` and ``ess`` ``(cells,)``, ``latent (cells, d)``, NaN for
+    cells in no population.
+    """
+
+    expression: dict[str, Tensor]
+    khat: Tensor
+    ess: Tensor
+    latent: Tensor
+
+
+@torch.no_grad()
+def averages(
+    posterior: CellPosterior,
+    populations: Mapping[str, Population],
+    n_draws: int,
+    *,
+    seed: int,
+    block: int | None = None,
+    chunk: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress = silent,
+) -> Averages:
+    """Average normalised expression of several populations for `n_draws` joint draws, in one pass over the cells.
+
+    Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
+    in random order. `block` cells are an item of the `engine`'s, and `chunk` numbers, draws x cells x genes, are spread
+    out at a time; by default both are the device's. A block's sums are ``populations x draws x genes`` numbers, and are
+    added up in order: engines give the same averages to the last bit, other blocks up to rounding, which now and then
+    makes a draw take a neighbouring particle.
+
+    A population averaged by its median also keeps the latents of its cells, and spreads out the genes of one draw at a
+    time.
+    """
+    check_count(n_draws, name="n_draws")
+    cells = _all_cells(posterior.n_cells, populations)
+    means = _prepared({k: v for k, v in populations.items() if not v.median}, posterior.n_cells, n_draws, seed)
+    keep = len(means) < len(populations)
+    work = partial(_worked, means, n_draws, seed, chunk or chunk_size(posterior.device), keep)
+    size = block_size(posterior.device) if block is None else check_count(block, name="block")
+    items = Made(cells.split(size), lambda some: (some, posterior.select(some)))
+    sums, known, drawn, done = _Sums(), Filled(posterior.n_cells), list[Tensor](), 0
+    for found in in_order((engine or default_engine(posterior.device)).map(work, items)):
+        sums.add(found.sums)
+        known.put(cells[done : done + len(found.khat)], (found.khat, found.ess, found.latent))
+        drawn += [] if found.z is None else [found.z]
+        progress(done := done + len(found.khat), len(cells), "cells")
+    khat, ess, latent = known.columns
+    expression = sums.means()
+    for name in populations.keys() - means.keys():
+        expression[name] = _median(posterior, populations[name], cells, torch.cat(drawn, 1), seed)
+    return Averages({name: expression[name] for name in populations}, khat, ess, latent)
+
+
+@torch.no_grad()
+def fixed_averages(
+    expression: Tensor | Rows,
+    populations: Mapping[str, Population],
+    n_draws: int,
+    *,
+    seed: int,
+    n_genes: int | None = None,
+    block: int | None = None,
+    engine: Engine | None = None,
+) -> dict[str, Tensor]:
+    """The same of expression that is known, such as raw proportions: only the cells' weights vary between draws.
+
+    Of `Rows` of counts, of which the first `n_genes` columns are genes, it is the proportions.
+
+    Shapes: ``expression (cells, genes) -> {name: (draws, genes)}``.
+    """
+    rows = Shared(expression) if isinstance(expression, Tensor) else expression
+    weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
+    work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
+    size = block_size(rows.device) if block is None else check_count(block, name="block")
+    items = Made(torch.arange(rows.n).split(size), lambda some: (some, rows.select(some)))
+    sums = _Sums()
+    for found in in_order((engine or default_engine(rows.device)).map(work, items)):
+        sums.add(found)
+    return sums.means()
+
+
+# ---------------------------------------------------------------------------------------------------- one block
+class _Sum(NamedTuple):
+    """Weighted sums of expression, and of the weights. Shapes: ``total (draws, genes)``, ``mass (draws, 1)``."""
+
+    total: Tensor
+    mass: Tensor
+
+
+class _Block(NamedTuple):
+    """What came of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``, ``z (draws, c, d)``."""
+
+    sums: dict[str, _Sum]
+    khat: Tensor
+    ess: Tensor
+    latent: Tensor
+    z: Tensor | None
+
+
+@torch.no_grad()
+def _worked(
+    weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, keep: bool, item: tuple[Tensor, CellPosterior]
+) -> _Block:
+    """Refine, draw, weigh, resample and average the cells of one block."""
+    cells, posterior = item[0].to(item[1].device), item[1]
+    source = PerUnit(seed, PARTICLES, cells)
+    z, log_w = posterior.particles(n, source)
+    smooth, khat = diagnostics.psis(log_w.double())
+    latent = (log_normalise(smooth).exp().unsqueeze(-1) * z).sum(0).to(z)
+    drawn = moved(posterior, _resampled(z, smooth, source), seed)
+    here = {name: weight(cells) for name, weight in weights.items() if weight.touches(cells)}
+    sums = _summed(posterior, drawn, here, chunk) if here else {}
+    kept = drawn.cpu() if keep else None
+    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu(), kept)
+
+
+def _summed(posterior: CellPosterior, z: Tensor, weights: Mapping[str, Tensor], chunk: int) -> dict[str, _Sum]:
+    """Weighted sums over the cells of every population at once, some draws at a time."""
+    weight = torch.stack(list(weights.values()), 1).to(z)
+    n_genes = posterior.expression(z[:1, :1]).shape[-1]
+    draws = max(1, chunk // (n_genes * z.shape[1]))
+    pairs = zip(weight.split(draws), z.split(draws), strict=True)
+    total = torch.cat([(some @ posterior.expression(part)).cpu() for some, part in pairs])
+    mass = weight.sum(-1, keepdim=True).cpu()
+    return {name: _Sum(total[:, i], mass[:, i]) for i, name in enumerate(weights)}
+
+
+@torch.no_grad()
+def _weighed(weights: Mapping[str, _Weighed], n_genes: int | None, item: tuple[Tensor, Rows]) -> dict[str, _Sum]:
+    """Weighted sums of the rows of one block, of counts as proportions."""
+    cells, x = item[0].to(item[1].device), item[1].take(torch.arange(item[1].n))
+    if n_genes is not None:
+        x = x[:, :n_genes] / x[:, :n_genes].sum(-1, keepdim=True)
+    here = {name: weight(cells).to(x) for name, weight in weights.items() if weight.touches(cells)}
+    return {name: _Sum((w @ x).cpu(), w.sum(1, keepdim=True).cpu()) for name, w in here.items()}
+
+
+def _resampled(z: Tensor, log_w: Tensor, source: PerUnit) -> Tensor:
+    """Latents of equal weight in random order: cells are independent, so their draws must not be sorted alike."""
+    uniform = source.uniform(len(z) + 1, z.shape[1:2], 1, like=log_w).squeeze(-1)
+    index = systematic(log_w, uniform[0]).gather(0, uniform[1:].argsort(0))
+    return z.gather(0, index.unsqueeze(-1).expand_as(z))
+
+
+# ---------------------------------------------------------------------------------------------------- all blocks
+class _Sums:
+    """Sums of expression and weights over the blocks, for each population and draw, in double precision."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, _Sum] = {}
+
+    def add(self, more: Mapping[str, _Sum]) -> None:
+        """Add those of a block."""
+        for name, one in more.items():
+            if name not in self.found:
+                self.found[name] = _Sum(one.total.double(), one.mass.double())
+            else:
+                self.found[name].total.add_(one.total)
+                self.found[name].mass.add_(one.mass)
+
+    def means(self) -> dict[str, Tensor]:
+        """The averages. Shapes: ``{name: (draws, genes)}``."""
+        return {name: one.total / one.mass for name, one in self.found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Weighed:
+    """The weights of any cells in a population, zero for those outside. Shapes: ``inside (all cells,)``."""
+
+    inside: Tensor
+    weights: Weights
+    n_draws: int
+
+    def touches(self, cells: Tensor) -> bool:
+        """Whether any of these cells is in it."""
+        return bool(self.inside[cells.cpu()].any())
+
+    def __call__(self, cells: Tensor) -> Tensor:
+        """Shapes: ``(c,) -> (draws, c)``."""
+        inside = self.inside[cells.cpu()].to(cells.device)
+        out = torch.zeros(self.n_draws, len(cells), device=cells.device)
+        out[:, inside] = self.weights(cells[inside])
+        return out
+
+
+def _prepared(populations: Mapping[str, Population], n_cells: int, n_draws: int, seed: int) -> dict[str, _Weighed]:
+    def weighed(population: Population) -> _Weighed:
+        inside = torch.zeros(n_cells, dtype=torch.bool)
+        inside[population.cells] = True
+        return _Weighed(inside, population.weighting.of(population.cells, n_draws, seed), n_draws)
+
+    return {name: weighed(population) for name, population in populations.items()}
+
+
+def _all_cells(n_cells: int, populations: Mapping[str, Population]) -> Tensor:
+    """Every cell of any population, once."""
+    if not populations:
+        raise SettingError("no population to average; name at least one group of cells.")
+    for name, population in populations.items():
+        found = population.cells
+        if not len(found) or int(found.min()) < 0 or int(found.max()) >= n_cells:
+            raise SettingError(f"population {name!r} must name some of the cells 0 to {n_cells - 1}.")
+    return torch.cat([population.cells for population in populations.values()]).unique()
+
+
+def _median(posterior: CellPosterior, population: Population, cells: Tensor, z: Tensor, seed: int) -> Tensor:
+    """Weighted median over a population's cells, draw by draw. Shapes: ``z (draws, cells, d) -> (draws, genes)``."""
+    place = torch.searchsorted(cells, population.cells)
+    weight = population.weighting.of(population.cells, len(z), seed)(population.cells).double()
+    each = (posterior.expression(z[s : s + 1, place].to(posterior.device))[0].cpu() for s in range(len(z)))
+    return torch.stack([_weighted_median(values, weight[s]) for s, values in enumerate(each)])
+
+
+def _weighted_median(values: Tensor, weight: Tensor) -> Tensor:
+    """The value at which half of the weight is reached. Shapes: ``(cells, genes), (cells,) -> (genes,)``."""
+    ranked, order = values.double().sort(0)
+    reached = weight[order].cumsum(0) >= 0.5 * weight.sum()
+    return ranked.gather(0, reached.int().argmax(0, keepdim=True))[0]

@@ -1,0 +1,350 @@
+"""Where the latents of cells come from: a model with a proposal for its cells, or particles that are already there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vaerdict.core import Progress, Proposal, ShapeError, check_count, check_log_weights, prepared, restricted, silent
+from vaerdict.de.model.group_prior import Expressing, GroupedModel, GroupMeans, Levels, levels
+from vaerdict.distributions import Elliptical, Triangular
+from vaerdict.engines import Engine, Made, Threads, in_order
+from vaerdict.noise import Randomness
+from vaerdict.proposals import check_latent, defensive
+from vaerdict.refinement import refine
+from vaerdict.training.data import Rows, Shared
+
+_INFLATE = 1.1
+_BLOCK = {"cpu": 256, "cuda": 16384}
+_CHUNK = {"cpu": 2**21, "cuda": 2**26}
+_BYTES = {"cpu": 2**28, "cuda": 2**33}
+
+
+def block_size(device: torch.device) -> int:
+    """How many cells are worked on together: enough to keep the device busy, few enough to stay small when dense."""
+    return _BLOCK.get(device.type, _BLOCK["cpu"])
+
+
+def chunk_size(device: torch.device) -> int:
+    """How many numbers, draws x cells x genes, are spread out at a time."""
+    return _CHUNK.get(device.type, _CHUNK["cpu"])
+
+
+class Particles(NamedTuple):
+    """Latents of cells with their log-weights. Shapes: ``z (n, cells, d)``, ``log_w (n, cells)``."""
+
+    z: Tensor
+    log_w: Tensor
+
+
+class CellPosterior(Protocol):
+    """Weighted particles of every cell's latent, and what they mean for its genes."""
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells there are."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        ...
+
+    def select(self, cells: Tensor, /) -> CellPosterior:
+        """That of some cells alone, small enough to be sent. Shapes: ``cells (c,)``."""
+        ...
+
+    def particles(self, n: int, generator: Randomness, /) -> Particles:
+        """Particles of all its cells. Shapes: ``-> z (n, cells, d)``."""
+        ...
+
+    def expression(self, z: Tensor, /) -> Tensor:
+        """Normalised expression. Shapes: ``(n, c, d) -> (n, c, genes)``."""
+        ...
+
+
+def moved(posterior: CellPosterior, z: Tensor, seed: int) -> Tensor:
+    """Joint draws of the cells' latents with what these share, where the posterior offers ``moved`` for it.
+
+    Shapes: ``z (n, cells, d)``, as z.
+    """
+    move = getattr(posterior, "moved", None)
+    return z if move is None else move(z, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Proposed:
+    """The posterior of a fitted model at cells x, by a proposal; without weights, the proposal stands in for it.
+
+    Particles are of each cell given the means of its prior; what is not known of these comes with `moved`.
+
+    Shapes: ``x (cells, genes)``.
+    """
+
+    model: Expressing
+    x: Tensor
+    proposal: Proposal
+    weighted: bool = True
+    means: GroupMeans | None = None
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells there are."""
+        return len(self.x)
+
+    @property
+    def device(self) -> torch.device:
+        """The data's."""
+        return self.x.device
+
+    def select(self, cells: Tensor, /) -> Proposed:
+        """That of some cells alone."""
+        means = None if self.means is None else self.means.select(cells)
+        return replace(self, x=self.x[cells], proposal=restricted(self.proposal, cells), means=means)
+
+    @torch.no_grad()
+    def particles(self, n: int, generator: Randomness, /) -> Particles:
+        """Draw from the proposal and weigh, some particles at a time."""
+        z, log_q = check_latent(self.proposal.draw(self.x, n, generator=generator), self.model.prior)
+        if not self.weighted:
+            return Particles(z, torch.zeros_like(log_q))
+        given = prepared(self.model, self.x)
+        parts = z.split(max(1, chunk_size(self.device) // self.x.numel()))
+        log_p = torch.cat([self.model.log_joint(given, part) for part in parts])
+        return Particles(z, check_log_weights(log_p - log_q))
+
+    def moved(self, z: Tensor, seed: int, /) -> Tensor:
+        """Joint draws moved by what is not known of the groups' means. Shapes: ``z (n, cells, d)``, as z."""
+        return z if self.means is None else z + self.means.moves(len(z), seed)
+
+    @torch.no_grad()
+    def expression(self, z: Tensor, /) -> Tensor:
+        """The model's."""
+        return self.model.expression(z)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Particles that are already there, such as those of annealed importance sampling.
+
+    Shapes: ``z (n, cells, d)``, ``log_w (n, cells)``.
+    """
+
+    model: Expressing
+    z: Tensor
+    log_w: Tensor
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells there are."""
+        return self.log_w.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """The particles'."""
+        return self.z.device
+
+    def select(self, cells: Tensor, /) -> Given:
+        """Those of some cells alone."""
+        return replace(self, z=self.z[:, cells], log_w=self.log_w[:, cells])
+
+    def particles(self, n: int, generator: Randomness, /) -> Particles:
+        """All of them, for there are no others."""
+        if n != len(self.log_w):
+            raise ShapeError(f"n={n} particles were asked for, {len(self.log_w)} are there; ask for as many.")
+        return Particles(self.z, self.log_w)
+
+    @torch.no_grad()
+    def expression(self, z: Tensor, /) -> Tensor:
+        """The model's."""
+        return self.model.expression(z)
+
+
+# --------------------------------------------------------------------------------------------- refined for each cell
+class Modes(NamedTuple):
+    """Where each cell's posterior under the common prior has its mode, and its curvature there.
+
+    Shapes: ``loc (cells, d)``, ``tril (cells, d, d)``, the root of the inverse curvature times 1.1.
+    """
+
+    loc: Tensor
+    tril: Tensor
+
+    def select(self, cells: Tensor) -> Modes:
+        """Those of some cells."""
+        return Modes(self.loc[cells], self.tril[cells])
+
+    def elliptical(self, device: torch.device) -> Elliptical:
+        """As normal distributions on a device."""
+        return Elliptical(self.loc.to(device), Triangular(self.tril.to(device)))
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """The posterior at cells whose counts are read, made dense and refined when their particles are asked for.
+
+    Asked a block at a time, it never holds the genes of more cells than that; d + d^2 numbers are kept of every cell
+    where there are groups, and none where there are not.
+    """
+
+    model: Expressing
+    rows: Rows
+    start: Tensor | Proposal
+    prior_share: float = 0.05
+    labels: Tensor | None = None
+    modes: Modes | None = None
+    levels: Levels | None = None
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells there are."""
+        return self.rows.n
+
+    @property
+    def device(self) -> torch.device:
+        """The data's."""
+        return self.rows.device
+
+    def select(self, cells: Tensor, /) -> Streamed:
+        """That of some cells alone."""
+        return replace(
+            self,
+            rows=self.rows.select(cells),
+            start=_start(self.start, cells),
+            labels=None if self.labels is None else self.labels[cells],
+            modes=None if self.modes is None else self.modes.select(cells),
+        )
+
+    @cached_property
+    def proposed(self) -> Proposed:
+        """With a Student-t fitted to each cell and a defensive share of the prior, all cells at once."""
+        x = self.rows.take(torch.arange(self.n_cells))
+        if self.modes is None or self.labels is None or self.levels is None:
+            return self._fitted(self.model, x, self.start, None)
+        local = self.modes.elliptical(x.device)
+        covariance = local.root.covariance() / _INFLATE**2
+        means = self.levels.of(self.labels.to(x.device), covariance)
+        nearer = local.loc + (covariance @ means.mean.unsqueeze(-1)).squeeze(-1)
+        return self._fitted(GroupedModel(self.model), torch.cat([x, means.mean], -1), nearer, means)
+
+    def particles(self, n: int, generator: Randomness, /) -> Particles:
+        """Refine, draw and weigh."""
+        return self.proposed.particles(n, generator)
+
+    def moved(self, z: Tensor, seed: int, /) -> Tensor:
+        """Joint draws moved by what is not known of the groups' means. Shapes: ``z (n, cells, d)``, as z."""
+        return self.proposed.moved(z, seed)
+
+    @torch.no_grad()
+    def expression(self, z: Tensor, /) -> Tensor:
+        """The model's."""
+        return self.model.expression(z)
+
+    def _fitted(self, model: Expressing, x: Tensor, start: Tensor | Proposal, means: GroupMeans | None) -> Proposed:
+        q = _refined(model, x, start)
+        return Proposed(model, x, defensive({"REFINED": q}, model.prior, self.prior_share), means=means)
+
+
+def streamed(
+    model: Expressing,
+    rows: Rows,
+    start: Tensor | Proposal,
+    *,
+    labels: Tensor | None = None,
+    modes: Modes | None = None,
+    prior_share: float = 0.05,
+    block: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress = silent,
+) -> Streamed:
+    """The posterior at cells by a Student-t fitted to each cell, with a defensive share of the prior, block by block.
+
+    `start` is an encoder, or a tensor of locations, to climb from. With `labels`, a number for each cell's group and
+    negative for none, the prior has a mean of its own in each group (`vaerdict.de.model.group_prior`); that takes a
+    first pass over the cells, unless its `modes` are given. Where donors are the replicates, each needs a label of its
+    own: about a mean they share, donors look more alike than they are.
+
+    Shapes: ``start (cells, d)``, ``labels (cells,)``.
+    """
+    if labels is None:
+        return Streamed(model, rows, start, prior_share)
+    modes = modes or find_modes(model, rows, start, block=block, engine=engine, progress=progress)
+    found = levels(modes.elliptical(torch.device("cpu")), _INFLATE, labels.cpu())
+    return Streamed(model, rows, start, prior_share, labels, modes, found)
+
+
+def refined(
+    model: Expressing,
+    x: Tensor,
+    start: Tensor | Proposal,
+    *,
+    labels: Tensor | None = None,
+    prior_share: float = 0.05,
+) -> Proposed:
+    """The posterior at cells x as `streamed` has it, all cells at once.
+
+    Shapes: ``x (cells, genes)``, ``start (cells, d)``, ``labels (cells,)``.
+    """
+    return streamed(model, Shared(x), start, labels=labels, prior_share=prior_share, block=len(x)).proposed
+
+
+def find_modes(
+    model: Expressing,
+    rows: Rows,
+    start: Tensor | Proposal,
+    *,
+    block: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress = silent,
+) -> Modes:
+    """The modes of all cells under the model's own prior, block by block, in the host's memory."""
+    size = block_size(rows.device) if block is None else check_count(block, name="block")
+    items = Made(torch.arange(rows.n).split(size), lambda cells: (rows.select(cells), _start(start, cells)))
+    found, done = Filled(rows.n), 0
+    for part in in_order((engine or default_engine(rows.device)).map(partial(_modes, model), items)):
+        found.put(slice(done, done := done + len(part.loc)), part)
+        progress(done, rows.n, "cells refined")
+    return Modes(*found.columns)
+
+
+class Filled:
+    """What is known of every cell, filled in as blocks come: many small pieces kept would scatter the free memory.
+
+    Shapes: ``columns (n, *)`` each, NaN where nothing was put.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n, self.columns = n, list[Tensor]()
+
+    def put(self, place: Tensor | slice, part: Iterable[Tensor]) -> None:
+        """Put what came of some cells in their places. Shapes: ``(c, *)`` each."""
+        part = list(part)
+        self.columns = self.columns or [t.new_full((self.n, *t.shape[1:]), torch.nan) for t in part]
+        for column, values in zip(self.columns, part, strict=True):
+            column[place] = values
+
+
+def _modes(model: Expressing, item: tuple[Rows, Tensor | Proposal]) -> Modes:
+    rows, start = item
+    q = _refined(model, rows.take(torch.arange(rows.n)), start)
+    assert isinstance(q.root, Triangular)
+    return Modes(q.loc.cpu(), q.root.tril.cpu())
+
+
+def _refined(model: Expressing, x: Tensor, start: Tensor | Proposal) -> Elliptical:
+    start = start.to(x) if isinstance(start, Tensor) else start
+    return refine(model, x, start, inflate=_INFLATE, max_bytes=_BYTES.get(x.device.type, _BYTES["cpu"])).distribution
+
+
+def _start(start: Tensor | Proposal, cells: Tensor) -> Tensor | Proposal:
+    return start[cells] if isinstance(start, Tensor) else restricted(start, cells)
+
+
+def default_engine(device: torch.device) -> Engine:
+    """As many threads of this process as torch may use; a single one where a GPU does the work."""
+    return Threads(torch.get_num_threads() if device.type == "cpu" else 1)

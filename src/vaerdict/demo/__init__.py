@@ -1,0 +1,1 @@
+"""Built-in demonstrations: data whose truth is known, the answer and the truth beside it."""
