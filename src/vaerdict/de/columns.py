@@ -1,0 +1,98 @@
+"""Every column of de.csv and calibrate.csv: its name, what it holds, and how the page shows it.
+
+To add a column, add it here and fill it where it is computed; the command's help, the documentation and the page follow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class TableColumn(NamedTuple):
+    """A column of a result file.
+
+    `title` is its heading on the page, empty where the page does not show it; `{a}` and `{b}` stand for the names of
+    the groups. `kind` says how it prints: text, flag, lfc, prob or small. `extra` columns are shown on demand.
+    `stage` names what computes it: always there, or only with a model or the naive bootstrap.
+    """
+
+    name: str
+    meaning: str
+    title: str = ""
+    kind: str = "text"
+    extra: bool = False
+    stage: str = ""
+
+
+MODEL, NAIVE, SYMBOLS = "model", "naive", "symbols"
+"""Stages whose columns are in the table only where they were asked for."""
+
+DE = (
+    TableColumn("contrast", "name of the contrast"),
+    TableColumn("group_a", "first group: fold changes are of it over the second"),
+    TableColumn("group_b", "second group; `rest` for all other cells"),
+    TableColumn("gene", "name of the gene", "gene"),
+    TableColumn("gene_id", "the gene in var_names, where gene_symbols names it otherwise", stage=SYMBOLS),
+    TableColumn("lfc_mean", "posterior mean of the log2 fold change, group_a over group_b", "LFC", "lfc"),
+    TableColumn("lfc_median", "posterior median of the log2 fold change", "LFC median", "lfc", extra=True),
+    TableColumn("lfc_low", "lower end of its 90 % credible interval", "LFC low", "lfc"),
+    TableColumn("lfc_high", "upper end of its 90 % credible interval", "LFC high", "lfc"),
+    TableColumn("prob_de", "posterior probability that |LFC| is at least delta", "P(DE)", "prob"),
+    TableColumn("prob_up", "posterior probability that LFC is at least delta", "P(up)", "prob", extra=True),
+    TableColumn("prob_down", "posterior probability that LFC is at most -delta", "P(down)", "prob", extra=True),
+    TableColumn(
+        "q_value", "smallest posterior expected FDR, over all contrasts, at which the gene is called", "q", "small"
+    ),
+    TableColumn("is_de", "whether the gene is called at the FDR asked for", "called", "flag"),
+    TableColumn("mcse", "Monte-Carlo error of prob_de", "MCSE", "small", extra=True),
+    TableColumn("mean_a", "mean proportion of the gene in the cells of group_a", "mean in {a}", "small"),
+    TableColumn("mean_b", "mean proportion of the gene in the cells of group_b", "mean in {b}", "small"),
+    TableColumn("seen_a", "share of the cells of group_a in which the gene is seen", "seen in {a}", "prob"),
+    TableColumn("seen_b", "share of the cells of group_b in which the gene is seen", "seen in {b}", "prob"),
+    TableColumn("model_lfc", "mean log2 fold change by the model alone", "model LFC", "lfc", True, MODEL),
+    TableColumn(
+        "model_mean_a", "mean proportion in group_a by the model alone", "model mean in {a}", "small", True, MODEL
+    ),
+    TableColumn(
+        "model_mean_b", "mean proportion in group_b by the model alone", "model mean in {b}", "small", True, MODEL
+    ),
+    TableColumn("naive_lfc", "log2 fold change by a naive bootstrap of the counts", "naive LFC", "lfc", True, NAIVE),
+    TableColumn(
+        "naive_prob_de", "probability by that bootstrap that |LFC| >= delta", "naive P(DE)", "prob", True, NAIVE
+    ),
+    TableColumn("naive_is_de", "whether that bootstrap calls the gene", "naive called", "flag", True, NAIVE),
+    TableColumn("q_value_contrast", "as q_value, in this contrast alone", "q within", "small", extra=True),
+)
+"""The columns of de.csv, one row for each contrast and gene."""
+
+CALIBRATE = (
+    TableColumn("kind", "null (nothing changed) or spike (changes planted)"),
+    TableColumn("group", "the group whose cells were split"),
+    TableColumn("split", "number of the split"),
+    TableColumn("method", "reported: what `vaerdict de` reports; naive: a naive bootstrap of the counts"),
+    TableColumn("replicates", "cells or samples"),
+    TableColumn("level", "the FDR at which genes were called"),
+    TableColumn("n_genes", "genes compared, over all contrasts"),
+    TableColumn("n_true", "number of genes that changed by at least delta"),
+    TableColumn("n_called", "number of genes called"),
+    TableColumn("n_false", "number of genes called that did not change by delta"),
+    TableColumn("fdp", "their share of the genes called, zero where none is called"),
+    TableColumn("tpr", "share of the changed genes that were called"),
+    TableColumn("expected_fdr", "the FDR stated for the genes called"),
+)
+"""The columns of calibrate.csv, one row for each split, method and level."""
+
+
+def names(columns: tuple[TableColumn, ...], *stages: str) -> list[str]:
+    """The names of the columns that are always there and of those that `stages` compute, in order."""
+    return [column.name for column in columns if not column.stage or column.stage in stages]
+
+
+def column_table(columns: tuple[TableColumn, ...]) -> str:
+    """The columns as a Markdown table, for the documentation."""
+    return "\n".join(["| column | holds |", "|---|---|", *(f"| `{c.name}` | {c.meaning} |" for c in columns)])
+
+
+def column_help(columns: tuple[TableColumn, ...], file: str) -> str:
+    """The columns as text for the help of a command."""
+    return f"[bold]Columns of {file}[/bold]\n\n" + "\n\n".join(f"{c.name}: {c.meaning}" for c in columns)

@@ -1,0 +1,108 @@
+"""The options of `vaerdict.differential_expression` and of `vaerdict de`, each said once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vaerdict.options import option
+
+SCALES = ("centred", "proportion", "pair")
+"""Names of the scales of a fold change; `vaerdict.de.effects` defines them."""
+
+OBJECTIVES = ("VAE", "IWAE", "WW", "CHI")
+"""Objectives that a model can be trained by."""
+
+DRAWS, QUICK_DRAWS = 500, 250
+"""Draws of every fold change, and with `quick`."""
+
+FEWEST_GENES = 2
+"""A fold change of a single gene has nothing to be relative to."""
+
+Pair = tuple[str, str | None]
+"""A group and the group it is compared with; None for all other cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DEOptions:
+    """What is asked of a differential expression; the fields with a meaning are options of the command too."""
+
+    groupby: str
+    pairs: tuple[Pair, ...] = ()
+    within: str | None = option(None, "Column of obs with cell types: compare within each of them.")
+    sample_key: str | None = option(None, "Column of obs with samples, which then are the replicates in place of cells.")
+    batch_key: str | None = option(None, "Column of obs with batches: counts are compared within each of them.")
+    layer: str | None = option(None, "Layer of raw counts; X by default.")
+    delta: float = option(0.5, "Least |log2 fold change| of a differentially expressed gene.")
+    level: float = option(0.05, "Expected share of false discoveries, over all contrasts.", flag="--fdr")
+    scale: str = option(
+        "centred",
+        "Scale of the fold change: centred (relative to the median gene), proportion, or pair (single cells, as in "
+        "scvi-tools; by a model).",
+    )
+    min_cells: int = option(3, "Least number of cells of a group in which a gene must be seen.", minimum=1)
+    n_top_genes: int | None = option(
+        2000, "Number of most variable genes to compare; 0 for all genes.", flag="--genes", minimum=0
+    )
+    keep_genes: tuple[str, ...] = option((), "Genes to compare whether or not they are among the most variable.")
+    gene_symbols: str | None = option(None, "Column of var with the names that genes have in the table.")
+    naive_bootstrap: bool = option(
+        False, "Add the columns of a naive bootstrap of the counts, for comparison: it calls many genes falsely."
+    )
+    check_model: bool = option(
+        False, "Train a model and compare it with the counts: latents, model_* columns and predictive checks."
+    )
+    borrow: bool = option(
+        False,
+        "Take cells without a label to be of the kinds compared: a model that learns from them decides the genes "
+        "that it knows better than the counts do.",
+    )
+    objectives: tuple[str, ...] = option(
+        (), "Objectives that models are trained by: VAE and IWAE by default; also WW and CHI."
+    )
+    refits: int | None = option(
+        None, "Bootstrap refits of a model that decides genes: 3 by default, 0 with quick.", minimum=0
+    )
+    n_draws: int | None = option(
+        None, f"Draws of every fold change: {DRAWS} by default, {QUICK_DRAWS} with quick.", flag="--draws", minimum=2
+    )
+    quick: bool = option(False, "A first look: fewer draws; of a model one objective, few epochs and no refits.")
+    seed: int = option(0, "Seed of everything random; the same seed gives the same table.", minimum=0)
+
+    def __post_init__(self) -> None:
+        from vaerdict.core import SettingError, check_count
+
+        object.__setattr__(self, "n_top_genes", self.n_top_genes or None)
+        for name in ("keep_genes", "objectives"):
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        if self.scale not in SCALES:
+            raise SettingError(f"scale={self.scale!r} is not one of {', '.join(SCALES)}.")
+        if self.scale == "pair" and self.sample_key is not None:
+            raise SettingError("scale='pair' compares single cells, sample_key whole samples; choose one of them.")
+        if not self.delta > 0 or not 0 < self.level < 1:
+            raise SettingError(f"delta={self.delta} must be positive and level={self.level} strictly between 0 and 1.")
+        unknown = [name for name in self.objectives if name not in OBJECTIVES]
+        if unknown:
+            raise SettingError(f"objectives {unknown} are none of {', '.join(OBJECTIVES)}.")
+        if check_count(self.draws, name="n_draws") < 2:
+            raise SettingError("n_draws=1: one draw shows no spread; give at least two.")
+        if self.n_top_genes is not None and self.n_top_genes < FEWEST_GENES:
+            raise SettingError(
+                f"n_top_genes={self.n_top_genes}: at least {FEWEST_GENES} genes are needed to compare; 0 for all."
+            )
+        if self.refits is not None and (self.refits == 1 or self.refits < 0):
+            raise SettingError(f"refits={self.refits}: one shows no spread; give at least two, or 0 for none.")
+
+    @property
+    def draws(self) -> int:
+        """Draws of every fold change."""
+        return self.n_draws if self.n_draws is not None else QUICK_DRAWS if self.quick else DRAWS
+
+    @property
+    def trains_model(self) -> bool:
+        """Whether anything asked for needs a model."""
+        return self.check_model or self.borrow or self.scale == "pair"
+
+    @property
+    def model_decides(self) -> bool:
+        """Whether a model may decide a gene; otherwise it is compared with the counts alone."""
+        return self.scale == "pair" or (self.borrow and self.sample_key is None)

@@ -1,0 +1,96 @@
+"""Options said once: a dataclass whose fields carry their meaning gives Python signatures, commands and documentation.
+
+Nothing here imports torch, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HELP, _FLAG, _MINIMUM = "help", "flag", "minimum"
+
+
+class Option(NamedTuple):
+    """An option as a command and the documentation show it."""
+
+    name: str
+    flag: str
+    kind: Any
+    default: Any
+    help: str
+    minimum: float | None
+
+    @property
+    def shown_default(self) -> str:
+        """The default as text, empty for none."""
+        return "" if self.default is None or self.default is False or self.default == () else str(self.default)
+
+
+def option(default: Any, help: str, *, flag: str | None = None, minimum: float | None = None) -> Any:
+    """A dataclass field with its meaning; `flag` is its name on the command line where that differs."""
+    return field(default=default, metadata={_HELP: help, _FLAG: flag, _MINIMUM: minimum})
+
+
+def options_of(kind: type) -> list[Option]:
+    """The options of a dataclass, in order."""
+    hints = get_type_hints(kind)
+    return [_option(entry, hints[entry.name]) for entry in fields(kind) if _HELP in entry.metadata]
+
+
+def _option(entry: Field[Any], kind: Any) -> Option:
+    flag = entry.metadata[_FLAG] or "--" + entry.name.replace("_", "-")
+    default = None if entry.default is MISSING else entry.default
+    return Option(entry.name, flag, kind, default, entry.metadata[_HELP], entry.metadata[_MINIMUM])
+
+
+def accepts(*kinds: type) -> Callable[[F], F]:
+    """Give a function that takes ``**options`` the signature of the options, and list them in its docstring.
+
+    The docstring says ``{options}`` where the list belongs, at the indentation of its Parameters section.
+    """
+
+    def decorate(function: F) -> F:
+        chosen = [each for kind in kinds for each in options_of(kind)]
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters += [
+            inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default, annotation=_spelled(o.kind))
+            for o in chosen
+        ]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__doc__ = _documented(function.__doc__ or "", chosen)
+        return function
+
+    return decorate
+
+
+def _documented(doc: str, chosen: Iterable[Option]) -> str:
+    line = next((line for line in doc.splitlines() if line.strip() == "{options}"), None)
+    if line is None:
+        return doc
+    margin = line[: len(line) - len(line.lstrip())]
+    return doc.replace(line, "\n".join(_lines(chosen, margin)))
+
+
+def _lines(chosen: Iterable[Option], margin: str) -> Iterator[str]:
+    for each in chosen:
+        yield f"{margin}{each.name} : {_spelled(each.kind)}, default {each.default!r}"
+        yield from textwrap.wrap(each.help, 120, initial_indent=f"{margin}    ", subsequent_indent=f"{margin}    ")
+
+
+def _spelled(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not getattr(kind, "__args__", None) else str(kind)
+
+
+def option_table(*kinds: type) -> str:
+    """The options as a Markdown table, for the documentation."""
+    rows = [
+        f"| `{o.name}` | `{o.flag}` | {o.shown_default} | {o.help} |" for kind in kinds for o in options_of(kind)
+    ]
+    return "\n".join(["| parameter | option | default | meaning |", "|---|---|---|---|", *rows])
