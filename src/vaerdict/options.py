@@ -90,7 +90,5 @@ def _spelled(kind: Any) -> str:
 
 def option_table(*kinds: type) -> str:
     """The options as a Markdown table, for the documentation."""
-    rows = [
-        f"| `{o.name}` | `{o.flag}` | {o.shown_default} | {o.help} |" for kind in kinds for o in options_of(kind)
-    ]
+    rows = [f"| `{o.name}` | `{o.flag}` | {o.shown_default} | {o.help} |" for kind in kinds for o in options_of(kind)]
     return "\n".join(["| parameter | option | default | meaning |", "|---|---|---|---|", *rows])

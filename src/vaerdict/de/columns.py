@@ -1,6 +1,7 @@
 """Every column of de.csv and calibrate.csv: its name, what it holds, and how the page shows it.
 
-To add a column, add it here and fill it where it is computed; the command's help, the documentation and the page follow.
+To add a column, add it here and fill it where it is computed; the command's help, the documentation and the page
+follow.
 """
 
 from __future__ import annotations

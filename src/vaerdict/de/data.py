@@ -1,7 +1,7 @@
-"""Counts and labels out of an AnnData: looked at a few cells at a time, and refused with the remedy where unusable.
+"""Counts and labels from an AnnData: read a few cells at a time, and refused with the remedy where they are unusable.
 
 All genes are in memory for `BLOCK` cells at a time. Of the genes chosen the non-zero counts are kept, eight bytes each;
-where those of a backed file would take more than `HELD` bytes, none are, and its rows are read again when asked for.
+where those of a backed file would take more than `MEMORY` bytes, its rows are read again when they are needed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,30 @@ from vaerdict.training.data import Rows, sparse_rows
 BLOCK = 2048
 """Cells read together."""
 
-HELD = 2**27
+MEMORY = 2**27
 """Bytes of counts of a backed file that are kept in memory at most."""
 
 _DENSE = 2**23  # counts of a dense matrix read together
 _SCATTERED = 4  # rows so many times farther apart than neighbours are read one by one
 _LARGEST_LOG = 20.0  # no logarithm of a count, or of a count per ten thousand, is larger
 _SHOWN = 8
+_BLOCK = {"cpu": 256, "cuda": 16384}
+_CHUNK = {"cpu": 2**21, "cuda": 2**26}
+
+
+def block_size(device: torch.device) -> int:
+    """How many cells are worked on together: enough to keep the device busy, few enough to stay small when dense."""
+    return _BLOCK.get(device.type, _BLOCK["cpu"])
+
+
+def chunk_size(device: torch.device) -> int:
+    """How many numbers, draws x cells x genes, are in memory at a time."""
+    return _CHUNK.get(device.type, _CHUNK["cpu"])
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """Counts of some cells and genes of a file, read when asked for.
+class StoredCounts:
+    """Counts of some cells and genes of a file, read on demand.
 
     Shapes: ``cells (cells,)`` and ``genes (genes,)``, rows and columns of the file.
     """
@@ -63,39 +75,40 @@ def _opened(path: str, layer: str | None, _changed: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """Observations on disk: counts and behind them more columns, such as batches, kept in memory.
+    """Observations on disk: counts, followed by covariates such as batches, which are in memory.
 
-    Shapes: ``more (cells, columns)``, sparse.
+    Shapes: ``covariates (cells, columns)``, sparse.
     """
 
-    stored: Stored
-    more: Any
+    counts: StoredCounts
+    covariates: Any
     device: torch.device
 
     @property
     def n(self) -> int:
-        """How many there are."""
-        return len(self.stored.cells)
+        """Number of observations."""
+        return len(self.counts.cells)
 
     def take(self, index: Tensor) -> Tensor:
         """The observations at `index`, dense and on the device. Shapes: ``(size,) -> (size, p)``."""
         rows = index.cpu().numpy()
-        both = sparse.hstack([self.stored.read(rows), self.more[rows]], format="csr")
+        both = sparse.hstack([self.counts.read(rows), self.covariates[rows]], format="csr")
         return torch.from_numpy(both.toarray()).to(self.device)
 
     def select(self, index: Tensor) -> StoredRows:
-        """Those at `index` alone."""
+        """The observations at `index` alone."""
         rows = index.cpu().numpy()
-        return StoredRows(replace(self.stored, cells=self.stored.cells[rows]), self.more[rows], self.device)
+        return StoredRows(replace(self.counts, cells=self.counts.cells[rows]), self.covariates[rows], self.device)
 
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Counts of some cells and genes: the rows of the file they are, what was left out, and how genes were chosen.
+    """Counts of some cells and genes, which rows of the file they are, and how the genes were chosen.
 
-    `digest` tells counts apart; `ids` are the var_names of genes that the table calls otherwise.
+    `digest` is a hash of the counts; `ids` are the var_names of genes that the table calls otherwise.
 
-    Shapes: ``matrix (cells, genes)``, sparse rows of float32 or `Stored`; ``cells (cells,)``, ``totals (cells,)``.
+    Shapes: ``matrix (cells, genes)``, sparse rows of float32 or `StoredCounts`; ``cells (cells,)``,
+    ``totals (cells,)``.
     """
 
     matrix: Any
@@ -111,13 +124,15 @@ class Counts:
         """The counts, dense. Shapes: ``-> (cells, genes)``."""
         return self.rows(torch.device("cpu")).take(torch.arange(len(self.cells)))
 
-    def rows(self, device: torch.device, more: Tensor | None = None) -> Rows:
-        """The cells as observations, with more columns ``(cells, columns)`` behind the counts where given."""
-        behind = sparse.csr_matrix(np.zeros((len(self.cells), 0), np.float32) if more is None else more.numpy())
-        if isinstance(self.matrix, Stored):
-            return StoredRows(self.matrix, behind, device)
-        matrix = self.matrix if more is None else sparse.hstack([self.matrix, behind], format="csr")
-        return sparse_rows(matrix, device)
+    def rows(self, device: torch.device, covariates: Tensor | None = None) -> Rows:
+        """The cells as observations, the counts followed by the covariates ``(cells, columns)`` where there are any."""
+        none = np.zeros((len(self.cells), 0), np.float32)
+        columns = sparse.csr_matrix(none if covariates is None else covariates.numpy())
+        if isinstance(self.matrix, StoredCounts):
+            return StoredRows(self.matrix, columns, device)
+        return sparse_rows(
+            self.matrix if covariates is None else sparse.hstack([self.matrix, columns], format="csr"), device
+        )
 
 
 def open_data(path: str | Path) -> Any:
@@ -139,16 +154,16 @@ def open_data(path: str | Path) -> Any:
 
 # ------------------------------------------------------------------------------------------------------ labels
 def column(adata: Any, key: str, *, role: str) -> np.ndarray:
-    """A column of obs as text, None where it is missing; `role` is the argument that named it.
+    """A column of obs as text, None where a value is missing; `role` is the parameter that named it.
 
-    Whole numbers are written without a point, also where missing ones made them floats. Shapes: ``-> (cells,)``.
+    Whole numbers are written without a point, also where missing values made them floats. Shapes: ``-> (cells,)``.
     """
     if key not in adata.obs:
-        there = [str(name) for name in adata.obs.columns]
-        raise SettingError(f"{role}={key!r} is no column of obs{_closest(key, there)}; there are {_listed(there)}.")
+        names = [str(name) for name in adata.obs.columns]
+        raise SettingError(f"{role}={key!r} is no column of obs{_closest(key, names)}; there are {_listed(names)}.")
     values = adata.obs[key]
-    names = {value: label(value) for value in values.dropna().unique()}
-    return values.astype(object).map(names).to_numpy(dtype=object, na_value=None)
+    texts = {value: label(value) for value in values.dropna().unique()}
+    return values.astype(object).map(texts).to_numpy(dtype=object, na_value=None)
 
 
 def label(value: Any) -> str:
@@ -157,30 +172,30 @@ def label(value: Any) -> str:
 
 
 def check_group(name: str, labels: np.ndarray, *, role: str, column: str) -> str:
-    """The group as it is spelled in the labels, else an error that names those there are."""
-    there, wanted = sorted({label for label in labels if label is not None}), label(name)
-    if wanted not in there:
+    """The group as it is spelled in the labels; an unknown one is refused with the list of groups."""
+    groups, group = sorted({label for label in labels if label is not None}), label(name)
+    if group not in groups:
         raise SettingError(
-            f"{role}={name!r} is no group of {column!r}{_closest(wanted, there)}; there are {_listed(there)}."
+            f"{role}={name!r} is no group of {column!r}{_closest(group, groups)}; there are {_listed(groups)}."
         )
-    return wanted
+    return group
 
 
 def one_hot(labels: np.ndarray, *, role: str) -> tuple[Tensor, list[str]]:
     """A column for each batch, none where there is one batch only. Shapes: ``(cells,) -> (cells, batches)``."""
     missing = sum(label is None for label in labels)
     if missing:
-        raise DataError(f"{missing} of {len(labels)} cells have no {role}; label them or take them out first.")
+        raise DataError(f"{missing} of {len(labels)} cells have no {role}; label them or remove them first.")
     names = sorted(set(labels))
     if len(names) < 2:
         return torch.zeros(len(labels), 0), []
     return torch.from_numpy((labels[:, None] == np.array(names, dtype=object)).astype(np.float32)), names
 
 
-def _closest(name: str, there: list[str]) -> str:
-    spelled = {other.lower(): other for other in there}
-    found = get_close_matches(name.lower(), list(spelled), 1)
-    return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
+def _closest(name: str, names: list[str]) -> str:
+    spelled = {other.lower(): other for other in names}
+    matches = get_close_matches(name.lower(), list(spelled), 1)
+    return f" (did you mean {spelled[matches[0]]!r}?)" if matches else ""
 
 
 def _listed(names: list[str]) -> str:
@@ -202,68 +217,87 @@ def read_counts(
 ) -> Counts:
     """Counts of cells, of genes seen in at least `min_cells` cells of a group and, of these, the most variable.
 
-    `rows` are the cells of the file, and `groups` ``(rows,)`` numbers the group of each, negative for none. Those of
-    `keep_genes` need not be variable. Cells without any count in the genes that are kept are left out, and said so;
-    genes of one name (see `gene_names`) are told apart by a suffix.
+    Cells without any count in the genes chosen are left out with a warning. Genes of the same name (see `gene_names`)
+    get a suffix.
+
+    Parameters
+    ----------
+    adata
+        AnnData of raw counts, in memory or backed.
+    rows, groups
+        The cells of the file to read, in rising order, and the number of each cell's group, negative for none.
+        Shapes: ``(cells,)``.
+    layer
+        Layer of raw counts; X by default.
+    min_cells
+        Least number of cells of a group in which a gene must be seen.
+    n_top_genes
+        Number of most variable genes; None for all.
+    keep_genes
+        Genes that need not be among the most variable.
+    gene_symbols
+        Column of var with the names of genes.
     """
     if adata.n_obs == 0 or adata.n_vars == 0:
         raise DataError(f"the data hold {adata.n_obs} cells and {adata.n_vars} genes; both are needed.")
     source, name, warnings = _source(adata, layer), f"layer {layer!r}" if layer else "X", []
     names = gene_names(adata, gene_symbols, warnings)
-    asked = _asked(keep_genes, names)
+    required = _columns_of(keep_genes, names)
     blocks = partial(_blocks, source, rows)
-    seen, sums = _looked_at((_checked(block, name, adata) for block in blocks()), groups, adata.n_vars)
-    kept = np.flatnonzero(seen >= min_cells)
-    if len(kept) < 2:
+    seen, sums = _first_pass((_checked(block, name, adata) for block in blocks()), groups, adata.n_vars)
+    genes = np.flatnonzero(seen >= min_cells)
+    if len(genes) < 2:
         raise DataError(
-            f"{len(kept)} genes are seen in at least {min_cells} cells of a group; at least two are needed to compare: "
+            f"{len(genes)} genes are seen in at least {min_cells} cells of a group; at least two are needed: "
             "lower min_cells or give more cells."
         )
-    rare = [names[g] for g in asked if g not in kept]
+    rare = [names[g] for g in required if g not in genes]
     if rare:
         warnings.append(f"seen in fewer than {min_cells} cells of a group and not compared: {_listed(rare)}.")
-    kept, how = _variable(sums, kept, len(rows), blocks, n_top_genes, asked)
-    selection = f"{len(kept)} of {adata.n_vars} genes: seen in at least {min_cells} cells of a group{how}"
-    path = _reread(adata, source)
-    matrix, totals, digest = _kept((block[:, kept] for block in blocks()), held=None if path is None else HELD)
-    full = totals > 0
-    if not full.all():
-        warnings.append(f"{int((~full).sum())} of {len(full)} cells have no counts in the genes compared; left out.")
+    genes, how = _variable(sums, genes, len(rows), blocks, n_top_genes, required)
+    selection = f"{len(genes)} of {adata.n_vars} genes: seen in at least {min_cells} cells of a group{how}"
+    path = _file_to_reread(adata, source)
+    matrix, totals, digest = _collected((block[:, genes] for block in blocks()), most=None if path is None else MEMORY)
+    counted = totals > 0
+    if not counted.all():
+        warnings.append(
+            f"{int((~counted).sum())} of {len(counted)} cells have no counts in the genes compared; left out."
+        )
     if matrix is None:
-        matrix = Stored(str(path), layer, rows[full], kept)
-    elif not full.all():
-        matrix = matrix[full]
-    ids = None if gene_symbols is None else [str(name) for name in adata.var_names[kept]]
-    return Counts(matrix, [names[g] for g in kept], rows[full], totals[full], selection, digest, warnings, ids)
+        matrix = StoredCounts(str(path), layer, rows[counted], genes)
+    elif not counted.all():
+        matrix = matrix[counted]
+    ids = None if gene_symbols is None else [str(name) for name in adata.var_names[genes]]
+    return Counts(matrix, [names[g] for g in genes], rows[counted], totals[counted], selection, digest, warnings, ids)
 
 
-def whole(matrix: Any, genes: list[str], cells: np.ndarray, selection: str) -> Counts:
-    """Counts that are at hand, all of them. Shapes: ``matrix (cells, genes)``, sparse rows."""
-    kept, totals, digest = _kept([matrix], held=None)
-    return Counts(kept, genes, cells, totals, selection, digest)
+def from_matrix(matrix: Any, genes: list[str], cells: np.ndarray, selection: str) -> Counts:
+    """Counts of all cells and genes of a matrix. Shapes: ``matrix (cells, genes)``, sparse rows."""
+    collected, totals, digest = _collected([matrix], most=None)
+    return Counts(collected, genes, cells, totals, selection, digest)
 
 
-def _reread(adata: Any, source: Any) -> str | None:
-    """The file to read rows from again, None where there is none or it is slow at that, as columns are."""
+def _file_to_reread(adata: Any, source: Any) -> str | None:
+    """The file to read rows from again, None where there is none or it is slow at that, as compressed columns are."""
     on_disk = getattr(adata, "isbacked", False) and not adata.is_view and getattr(source, "format", "csr") == "csr"
     return str(adata.filename) if on_disk else None
 
 
-def _looked_at(blocks: Iterable[Any], groups: np.ndarray, n_genes: int) -> tuple[np.ndarray, GeneSums]:
+def _first_pass(blocks: Iterable[Any], groups: np.ndarray, n_genes: int) -> tuple[np.ndarray, GeneSums]:
     """The most cells of a group that each gene is seen in, and sums over all cells. Shapes: ``-> (genes,)``."""
     seen = np.zeros((int(groups.max(initial=0)) + 1, n_genes), dtype=np.int64)
     sums, start = GeneSums(np.zeros(n_genes), np.zeros(n_genes)), 0
     for block in blocks:
         sums = sums.plus(GeneSums.of(block))
-        mine = groups[start : start + block.shape[0]]
-        for group in np.unique(mine[mine >= 0]):
-            seen[group] += block[mine == group].getnnz(0)
+        labels = groups[start : start + block.shape[0]]
+        for group in np.unique(labels[labels >= 0]):
+            seen[group] += block[labels == group].getnnz(0)
         start += block.shape[0]
     return seen.max(0), sums
 
 
-def _kept(blocks: Iterable[Any], held: int | None) -> tuple[Any, np.ndarray, str]:
-    """All blocks together, or none where they take more than `held` bytes; every cell's total, and a digest."""
+def _collected(blocks: Iterable[Any], most: int | None) -> tuple[Any, np.ndarray, str]:
+    """All blocks in one matrix, or none where they take more than `most` bytes; totals of cells, and a hash."""
     parts, totals, size, sha = [], [], 0, hashlib.sha256()
     for block in blocks:
         block = block.astype(np.float32)
@@ -272,8 +306,8 @@ def _kept(blocks: Iterable[Any], held: int | None) -> tuple[Any, np.ndarray, str
             sha.update(np.ascontiguousarray(array).tobytes())
         totals.append(np.asarray(block.sum(1), dtype=np.float64).ravel())
         size += block.data.nbytes + block.indices.nbytes
-        parts = [] if held is not None and size > held else [*parts, block]
-    matrix = None if held is not None and size > held else sparse.vstack(parts, format="csr")
+        parts = [] if most is not None and size > most else [*parts, block]
+    matrix = None if most is not None and size > most else sparse.vstack(parts, format="csr")
     return matrix, np.concatenate(totals), sha.hexdigest()
 
 
@@ -283,8 +317,8 @@ def _source(adata: Any, layer: str | None) -> Any:
             raise DataError(f"the data have no X; name a layer of counts, there are {_listed(list(adata.layers))}.")
         return _by_rows(adata.X)
     if layer not in adata.layers:
-        there = [str(name) for name in adata.layers]
-        raise SettingError(f"layer={layer!r} is not there{_closest(layer, there)}; there are {_listed(there)}.")
+        names = [str(name) for name in adata.layers]
+        raise SettingError(f"layer={layer!r} is not there{_closest(layer, names)}; there are {_listed(names)}.")
     return _by_rows(adata.layers[layer])
 
 
@@ -293,7 +327,7 @@ def _by_rows(matrix: Any) -> Any:
 
 
 def _blocks(source: Any, rows: np.ndarray) -> Iterator[Any]:
-    """Sparse rows of float64, some cells at a time, fewer where they come dense."""
+    """Sparse rows of float64, a block of cells at a time; blocks of a dense matrix are smaller."""
     dense = not hasattr(source, "format")
     size = min(BLOCK, max(1, _DENSE // source.shape[1])) if dense else BLOCK
     for start in range(0, len(rows), size):
@@ -301,40 +335,45 @@ def _blocks(source: Any, rows: np.ndarray) -> Iterator[Any]:
 
 
 def _rows(source: Any, rows: np.ndarray) -> Any:
-    """Sparse rows of float64, without explicit zeros; `rows` rise, and where they are near each other those between
-    are read too: from a file one long read is far quicker than many short ones."""
+    """Sparse rows of float64, without explicit zeros, at `rows` in rising order.
+
+    Where rows are near each other those between are read too: one long read from a file is much faster than many
+    short ones.
+    """
     first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
     near = last - first <= _SCATTERED * len(rows)
     block = source[first:last] if near else source[rows]
-    found: Any = sparse.csr_matrix(block if sparse.issparse(block) else np.asarray(block)).astype(np.float64)
-    found = found[rows - first] if near and last - first > len(rows) else found
-    found.eliminate_zeros()
-    return found
+    counts: Any = sparse.csr_matrix(block if sparse.issparse(block) else np.asarray(block)).astype(np.float64)
+    counts = counts[rows - first] if near and last - first > len(rows) else counts
+    counts.eliminate_zeros()
+    return counts
 
 
 def _checked(block: Any, name: str, adata: Any) -> Any:
-    """The block in float32 if it holds counts, else an error that says what it holds instead."""
+    """The block if it holds counts, else an error that says what it holds instead."""
     values = block.data
     if not np.isfinite(values).all():
         bad = int((~np.isfinite(values)).sum())
-        raise DataError(f"{name} holds {bad} values that are NaN or infinite; raw counts are whole numbers: mend them.")
+        raise DataError(
+            f"{name} holds {bad} values that are NaN or infinite; raw counts are whole numbers: repair them."
+        )
     if len(values) and values.min() < 0:
         raise DataError(
             f"{name} holds negative values (down to {values.min():g}), as scaled data do; {_remedy(name, adata)}"
         )
-    odd = values != np.round(values)
-    if odd.any():
-        raise DataError(f"{name} {_not_counts(block, float(values[odd][0]))}; {_remedy(name, adata)}")
+    fractional = values != np.round(values)
+    if fractional.any():
+        raise DataError(f"{name} {_not_counts(block, float(values[fractional][0]))}; {_remedy(name, adata)}")
     return block
 
 
 def _not_counts(block: Any, example: float) -> str:
-    """In words, what non-integer values are: log-normalised, normalised, or unknown."""
-    logged = block.copy()
+    """What values that are no whole numbers are: log-normalised, normalised, or unknown."""
+    unlogged = block.copy()
     if block.data.max() < _LARGEST_LOG:
-        np.expm1(block.data, out=logged.data)
-        if _constant(logged):
-            return f"holds log-normalised values (exp(x) - 1 sums to {_total(logged):g} in every cell), not counts"
+        np.expm1(block.data, out=unlogged.data)
+        if _constant(unlogged):
+            return f"holds log-normalised values (exp(x) - 1 sums to {_total(unlogged):g} in every cell), not counts"
     if _constant(block):
         return f"holds normalised values (they sum to {_total(block):g} in every cell), not counts"
     return f"holds values that are no whole numbers, such as {example:g}"
@@ -357,32 +396,33 @@ def _remedy(name: str, adata: Any) -> str:
     return f"{' or '.join(hints)}." if hints else "start from the raw counts."
 
 
+# ------------------------------------------------------------------------------------------------------- genes
 def gene_names(adata: Any, symbols: str | None, warnings: list[str]) -> list[str]:
-    """What genes are called in the table: var_names, or a column of var where it has a value; none comes twice."""
+    """Unique names of genes for the table: var_names, or a column of var where it has a value."""
     if symbols is None:
         return _unique(adata.var_names, warnings)
     if symbols not in adata.var:
-        there = [str(name) for name in adata.var.columns]
+        names = [str(name) for name in adata.var.columns]
         raise SettingError(
-            f"gene_symbols={symbols!r} is no column of var{_closest(symbols, there)}; there are {_listed(there)}."
+            f"gene_symbols={symbols!r} is no column of var{_closest(symbols, names)}; there are {_listed(names)}."
         )
-    found = adata.var[symbols].astype(object)
-    return _unique(found.where(found.notna(), adata.var_names), warnings)
+    values = adata.var[symbols].astype(object)
+    return _unique(values.where(values.notna(), adata.var_names), warnings)
 
 
-def _asked(genes: Sequence[str], names: list[str]) -> np.ndarray:
-    """The columns of genes that are to be kept, an error for those that are not there. Shapes: ``-> (asked,)``."""
+def _columns_of(genes: Sequence[str], names: list[str]) -> np.ndarray:
+    """The columns of the genes named by `keep_genes`; unknown ones are refused. Shapes: ``-> (n,)``."""
     place = {name: i for i, name in enumerate(names)}
     unknown = [gene for gene in dict.fromkeys(map(str, genes)) if gene not in place]
     if unknown:
-        told = ", ".join(f"{gene!r}{_closest(gene, names)}" for gene in unknown[:_SHOWN])
-        raise SettingError(f"keep_genes names {len(unknown)} genes that are not there: {told}.")
+        listed = ", ".join(f"{gene!r}{_closest(gene, names)}" for gene in unknown[:_SHOWN])
+        raise SettingError(f"keep_genes names {len(unknown)} genes that are not there: {listed}.")
     return np.array(sorted({place[str(gene)] for gene in genes}), dtype=int)
 
 
 def _unique(names: Any, warnings: list[str]) -> list[str]:
-    """Names of which none comes twice: a second gene of a name gets the suffix -1, a third -2."""
-    taken, out, repeated = set(map(str, names)), [], 0
+    """Names without repeats: a second gene of a name gets the suffix -1, a third -2."""
+    taken, unique, repeated = set(map(str, names)), [], 0
     seen: set[str] = set()
     for name in map(str, names):
         fresh, n = name, 0
@@ -391,26 +431,26 @@ def _unique(names: Any, warnings: list[str]) -> list[str]:
             fresh = f"{name}-{n}"
         repeated += n > 0
         seen.add(fresh)
-        out.append(fresh)
+        unique.append(fresh)
     if repeated:
         warnings.append(f"{repeated} genes had the name of another; they now end in -1, -2 and so on.")
-    return out
+    return unique
 
 
 def _variable(
-    sums: GeneSums, kept: np.ndarray, n: int, blocks: Any, n_top: int | None, asked: np.ndarray
+    sums: GeneSums, genes: np.ndarray, n: int, blocks: Any, n_top: int | None, required: np.ndarray
 ) -> tuple[np.ndarray, str]:
-    """Of the genes kept the most variable and those asked for, in the order of the file; and how it went.
+    """The most variable genes and the required ones, in the order of the file, and how they were chosen.
 
-    All are where the choice cannot be made.
+    All genes stay where the choice cannot be made.
     """
-    if n_top is None or len(kept) <= n_top:
-        return kept, ""
+    if n_top is None or len(genes) <= n_top:
+        return genes, ""
     require("skmisc.loess", "bio")
     try:
-        chosen = most_variable(sums.take(kept), n, lambda: (block[:, kept] for block in blocks()), n_top)
+        variable = most_variable(sums.take(genes), n, lambda: (block[:, genes] for block in blocks()), n_top)
     except Exception as error:  # its curve fails in many ways on few or odd cells
-        return kept, f"; all of them, for the choice of variable genes failed ({type(error).__name__}: {error})"
-    both = np.union1d(kept[chosen], np.intersect1d(asked, kept))
-    more = f" and {len(both) - len(chosen)} asked for" if len(both) > len(chosen) else ""
-    return both, f", and of those the {len(chosen)} most variable (seurat_v3){more}"
+        return genes, f"; all of them, because the choice of variable genes failed ({type(error).__name__}: {error})"
+    chosen = np.union1d(genes[variable], np.intersect1d(required, genes))
+    extra = f" and {len(chosen) - len(variable)} asked for" if len(chosen) > len(variable) else ""
+    return chosen, f", and of those the {len(variable)} most variable (seurat_v3){extra}"

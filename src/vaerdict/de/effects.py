@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,35 +67,6 @@ class Effect(NamedTuple):
 
     lfc: Tensor
     n_effective: Tensor
-
-
-def joint_effect(full: Tensor, given_cells: Tensor, ess: float, refits: Sequence[Tensor] = ()) -> Effect:
-    r"""Joint draws that also vary with the model, and the number of independent draws that they are worth.
-
-    Each of R `refits`, the mean fold changes under a model fitted to a bootstrap resample, adds to all S draws of
-    `full` its deviation from the refits' mean, stretched by :math:`\sqrt{R/(R-1)}` so that the variance is right on
-    average. Only the deviations count: a resample holds fewer distinct cells, so that its model is the poorer estimate.
-
-    The variance has parts from the refits, :math:`V_r`, from the latents, :math:`V_z`, and the rest from the cells,
-    :math:`V_c`, known by R refits, by `ess` particles and by S draws:
-
-    .. math:: n = \frac{V_r + V_z + V_c}{V_r / R + V_z / \mathrm{ESS} + V_c / S}.
-
-    Shapes: ``full (draws, genes)``, ``given_cells (draws, genes)`` with the cells' weights held equal, and ``(genes,)``
-    for each of `refits`; the answer has ``draws * R``.
-    """
-    if len(refits) == 1:
-        raise SettingError("a single refit shows no spread; give at least two, six are a fair number, or none.")
-    n_draws, within = len(full), full.var(0)
-    from_z = torch.minimum(given_cells.var(0), within)
-    error = from_z / ess + (within - from_z) / n_draws
-    total, lfc = within, full
-    if refits:
-        means = torch.stack(list(refits))
-        shift = (means - means.mean(0)) * math.sqrt(len(means) / (len(means) - 1))
-        lfc = (full + shift.unsqueeze(1)).flatten(0, 1)
-        total, error = total + means.var(0), error + means.var(0) / len(means)
-    return Effect(lfc, torch.where(error > 0, total / error, float(n_draws)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,9 @@ class DEOptions:
     groupby: str
     pairs: tuple[Pair, ...] = ()
     within: str | None = option(None, "Column of obs with cell types: compare within each of them.")
-    sample_key: str | None = option(None, "Column of obs with samples, which then are the replicates in place of cells.")
+    sample_key: str | None = option(
+        None, "Column of obs with samples, which then are the replicates in place of cells."
+    )
     batch_key: str | None = option(None, "Column of obs with batches: counts are compared within each of them.")
     layer: str | None = option(None, "Layer of raw counts; X by default.")
     delta: float = option(0.5, "Least |log2 fold change| of a differentially expressed gene.")

@@ -1,22 +1,12 @@
-r"""Fold changes by the counts, or by a model where it may know more; and shrunk by what the other genes show.
+r"""Adaptive shrinkage: a prior for fold changes estimated from all genes, and draws of each gene's posterior.
 
-The counts give a `Law` of the log2 fold change :math:`\lambda_g` of every gene (`vaerdict.de.counts_likelihood`). A
-model that was trained on the cells compared knows no more than these counts do, may miss what differs, and may repeat
-their noise: nothing in its own posterior tells. So the counts decide, and the model is held against them.
+The prior is a mixture of normals about a common centre,
 
-Where a model learned from many more cells *of the kinds compared*, it can know more. Its law is then
+.. math:: \lambda_g \sim \sum_k \pi_k\, N(c, \tau_k^2),
 
-.. math:: \sum_k \pi_k\, N(\mu_g + c,\; v_g + f_g + \tau_k^2),
-
-with its fold change :math:`\mu_g` and variance :math:`v_g`, a floor :math:`f_g` under what its training cells can know
-(the variance of the counts over as many times more cells), and shares :math:`\pi_k` of misfits :math:`\tau_k`, those of
-highest marginal likelihood of the counts over all genes. A gene is judged by the model where this law is the narrower
-one and its own counts do not contradict it, never by both, for both come from the same cells; and no gene is where the
-counts of many contradict the model.
-
-A prior of all genes, a mixture of normals about a common shift, then shrinks the law: without it a gene of few counts
-would look changed for no other reason. Reference: Stephens (2017), False discovery rates: a new deal, Biostatistics
-18(2). The form was settled on one split of PBMC 3k with changes planted and on simulations.
+with shares :math:`\pi_k` of highest marginal likelihood over all genes (empirical Bayes). Without it a gene of few
+counts would look changed because its likelihood is wide. Reference: Stephens (2017), False discovery rates: a new deal,
+Biostatistics 18(2).
 """
 
 from __future__ import annotations
@@ -26,96 +16,66 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import DataError
-from vaerdict.de.counts_likelihood import STEP, Law
+from vaerdict.de.counts_likelihood import STEP, LfcLikelihood
 from vaerdict.noise import seeded
 
 WIDTHS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 1.6, 2.5)
-"""Standard deviations of misfits, and of changes, in log2 units; the first is none at all."""
+"""Standard deviations of the mixture's components, in log2 units; the first is none at all."""
 
-MOST_MISSED = 0.1
-"""The share of genes whose counts may contradict the model before it decides none."""
-
-_CONTRADICTED = 2.576  # standard errors between the counts of a gene and the model: one in a hundred by chance
-_SMALL = 0.3  # a misfit that does not matter
-_ROUNDS = 200
-_CLOSE_AND_FAR = (0.1, 1.0)  # widths of genes that fit and that do not, when all are moved together
-_FARTHEST = 4.0
+_ITERATIONS = 200
+_CLOSE_AND_FAR = (0.1, 1.0)  # widths for genes that fit and that do not, when a common centre is sought
+_LARGEST_SHIFT = 4.0
 
 
-class Anchored(NamedTuple):
-    """Draws of fold changes; the share of genes the model decided, and of those whose change it does not give.
-
-    Shapes: ``lfc (draws, genes)``.
-    """
-
-    lfc: Tensor
-    by_model: float
-    missed: float
-
-
-def anchor(model: Tensor, law: Law, *, new_cells: float, seed: int) -> Anchored:
-    """Draws of the fold changes, as many as the model's, of each gene by the law that decides it, and shrunk.
-
-    `new_cells` is how many cells of the kinds compared the model was trained on, for each that is compared: by that
-    much at most it knows more than the counts, and with one it decides nothing. Shapes: ``model (draws, genes)``.
-    """
-    model = model.double()
-    if not model.isfinite().all():
-        raise DataError("the model gives fold changes that are not finite; train it again, or with other objectives.")
-    centre, stated = _shift(model.mean(0), law), model.var(0)
-    missed = _fitted(centre, stated, law).shares[torch.tensor(WIDTHS) > _SMALL].sum()
-    variance = stated + law.error.square() / max(1.0, new_cells)
-    misfit = _fitted(centre, variance, law)
-    own = _mixture(misfit, variance, law.grid)
-    whole = variance + (misfit.shares * torch.tensor(WIDTHS).square()).sum()
-    apart = (law.mode - centre).square() / (whole + law.error.square())
-    by_model = (whole < law.error.square()) & (apart < _CONTRADICTED**2) & (missed <= MOST_MISSED)
-    log_lik = torch.where(by_model.unsqueeze(-1), own, law.log_lik)
-    chosen = law._replace(log_lik=log_lik)
-    zero = torch.zeros_like(centre)
-    prior = _fitted(_shift(zero, chosen), zero, chosen)
-    posterior = torch.softmax(log_lik + _mixture(prior, zero, law.grid), -1)
-    return Anchored(_drawn(posterior, law.grid, len(model), seed), float(by_model.double().mean()), float(missed))
-
-
-class _Misfit(NamedTuple):
-    """Shares of widths about a centre. Shapes: ``centre (genes,)``, ``shares (widths,)``."""
+class NormalMixture(NamedTuple):
+    """Normals of the standard deviations `WIDTHS` about a centre. Shapes: ``centre (genes,)``, ``shares (widths,)``."""
 
     centre: Tensor
     shares: Tensor
 
+    def log_density(self, variance: Tensor, grid: Tensor) -> Tensor:
+        """Log-density on the grid, each component widened by `variance` ``(genes,)``. Shapes: ``-> (genes, r)``."""
+        parts = (s * _normal(self.centre, variance, w, grid) for s, w in zip(self.shares, WIDTHS, strict=True))
+        return sum(parts, torch.tensor(0.0)).clamp_min(1e-300).log()
 
-def _shift(centre: Tensor, law: Law) -> Tensor:
-    """The centre moved as far for all genes as is likeliest where many fit closely and some do not.
+
+def posterior_draws(likelihood: LfcLikelihood, n: int, *, seed: int) -> Tensor:
+    """Draws of every gene's fold change from its posterior under the estimated prior. Shapes: ``-> (n, genes)``."""
+    zero = torch.zeros_like(likelihood.mode)
+    prior = fit_mixture(common_shift(zero, likelihood), zero, likelihood)
+    posterior = torch.softmax(likelihood.log_lik + prior.log_density(zero, likelihood.grid), -1)
+    return _stratified_draws(posterior, likelihood.grid, n, seed)
+
+
+def common_shift(centre: Tensor, likelihood: LfcLikelihood) -> Tensor:
+    """The centre moved by the likeliest shift common to all genes, where many fit closely and some do not.
 
     Shapes: ``(genes,)``, as centre.
     """
-    apart = (law.grid[:, None] - law.grid).square()
+    apart = (likelihood.grid[:, None] - likelihood.grid).square()
     kernel = sum(0.5 * torch.softmax(-0.5 * apart / width**2, -1) for width in _CLOSE_AND_FAR)
-    lik = (law.log_lik - law.log_lik.amax(-1, keepdim=True)).exp()
-    log_lik = (lik @ kernel).clamp_min(1e-300).log()
-    moves = law.grid[law.grid.abs() <= _FARTHEST]
-    place = ((centre.unsqueeze(-1) + moves - law.grid[0]) / STEP).round().long().clamp(0, len(law.grid) - 1)
-    return centre + moves[log_lik.gather(-1, place).sum(0).argmax()]
+    log_lik = (_scaled(likelihood) @ kernel).clamp_min(1e-300).log()
+    shifts = likelihood.grid[likelihood.grid.abs() <= _LARGEST_SHIFT]
+    place = ((centre.unsqueeze(-1) + shifts - likelihood.grid[0]) / STEP).round().long()
+    place = place.clamp(0, len(likelihood.grid) - 1)
+    return centre + shifts[log_lik.gather(-1, place).sum(0).argmax()]
 
 
-def _fitted(centre: Tensor, variance: Tensor, law: Law) -> _Misfit:
+def fit_mixture(centre: Tensor, variance: Tensor, likelihood: LfcLikelihood) -> NormalMixture:
     """The shares of highest marginal likelihood, by EM. Shapes: ``centre`` and ``variance`` ``(genes,)``."""
-    lik = (law.log_lik - law.log_lik.amax(-1, keepdim=True)).exp()
-    columns = [(lik * _normal(centre, variance, width, law.grid)).sum(-1) for width in WIDTHS]
-    given = torch.stack(columns, -1).clamp_min(1e-300)
-    shares = torch.full((len(WIDTHS),), 1 / len(WIDTHS), dtype=given.dtype)
-    for _ in range(_ROUNDS):
-        part = shares * given
+    scaled = _scaled(likelihood)
+    columns = [(scaled * _normal(centre, variance, width, likelihood.grid)).sum(-1) for width in WIDTHS]
+    marginal = torch.stack(columns, -1).clamp_min(1e-300)
+    shares = torch.full((len(WIDTHS),), 1 / len(WIDTHS), dtype=marginal.dtype)
+    for _ in range(_ITERATIONS):
+        part = shares * marginal
         shares = (part / part.sum(-1, keepdim=True)).mean(0)
-    return _Misfit(centre, shares)
+    return NormalMixture(centre, shares)
 
 
-def _mixture(misfit: _Misfit, variance: Tensor, grid: Tensor) -> Tensor:
-    """Log-density of all widths together. Shapes: ``-> (genes, r)``."""
-    parts = (s * _normal(misfit.centre, variance, w, grid) for s, w in zip(misfit.shares, WIDTHS, strict=True))
-    return sum(parts, torch.tensor(0.0)).clamp_min(1e-300).log()
+def _scaled(likelihood: LfcLikelihood) -> Tensor:
+    """The likelihood of each gene over its largest value. Shapes: ``-> (genes, r)``."""
+    return (likelihood.log_lik - likelihood.log_lik.amax(-1, keepdim=True)).exp()
 
 
 def _normal(centre: Tensor, variance: Tensor, width: float, grid: Tensor) -> Tensor:
@@ -124,7 +84,7 @@ def _normal(centre: Tensor, variance: Tensor, width: float, grid: Tensor) -> Ten
     return torch.softmax(-0.5 * ((grid - centre.unsqueeze(-1)) / sd).square(), -1)
 
 
-def _drawn(density: Tensor, grid: Tensor, n: int, seed: int) -> Tensor:
+def _stratified_draws(density: Tensor, grid: Tensor, n: int, seed: int) -> Tensor:
     """Stratified draws of every gene in random order. Shapes: ``density (genes, r) -> (n, genes)``."""
     generator, genes = seeded(seed), len(density)
     order = torch.rand(genes, n, generator=generator, dtype=density.dtype).argsort(-1)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import Progress, SettingError, check_count, log_normalise, silent
+from vaerdict.de.data import block_size, chunk_size
 from vaerdict.de.model.cell_weights import PARTICLES, Bootstrap, Weighting, Weights
-from vaerdict.de.model.posterior import CellPosterior, Filled, block_size, chunk_size, default_engine, moved
+from vaerdict.de.model.posterior import CellPosterior, Filled, default_engine, moved
 from vaerdict.engines import Engine, Made, in_order
 from vaerdict.noise import PerUnit
 from vaerdict.samplers.resampling import systematic
@@ -49,6 +50,21 @@ class Averages(NamedTuple):
     khat: Tensor
     ess: Tensor
     latent: Tensor
+
+
+class Support(NamedTuple):
+    """How well the cells of a group were sampled: medians of k-hat and of ESS, and the share of reliable cells."""
+
+    n_cells: int
+    khat: float
+    ess: float
+    share_ok: float
+
+
+def support(khat: Tensor, ess: Tensor, n_draws: int) -> Support:
+    """How well the cells of a group were sampled. Shapes: ``khat (n,)``, ``ess (n,)``."""
+    ok = diagnostics.verdict(khat, ess, n_draws) == diagnostics.Verdict.OK
+    return Support(len(khat), khat.nanmedian().item(), ess.median().item(), ok.double().mean().item())
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ which the refined evidence of held-out cells shows: it stops the training, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import DataError, Progress, Proposal, log_mean_exp, prepared, silent
+from vaerdict.de.analysis import MOST_TRAINING
+from vaerdict.de.data import chunk_size
 from vaerdict.de.model.group_prior import Expressing
-from vaerdict.de.model.posterior import chunk_size
+from vaerdict.de.options import DEOptions
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, OfCounts
@@ -25,9 +27,6 @@ from vaerdict.training import RECIPES, Fit, Member, RefinedBound, Settings, refi
 from vaerdict.training.data import Resampled, Rows
 
 LATENTS, HIDDEN = 10, (128,)
-MOST_TRAINING = 10_000
-"""Cells that models are trained on at most; of more, these many at random."""
-
 SCORED = 200
 """Cells, and draws for each, that score a model."""
 
@@ -38,12 +37,11 @@ _FEWEST = 12  # cells to train, stop and score with
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done: objectives, epochs, joint draws of each posterior and of each refit's."""
+    """How much is done: objectives, epochs, bootstrap refits and the joint draws of each."""
 
     recipes: tuple[str, ...] = ("VAE", "IWAE")
     epochs: int = 150
     refits: int = 3
-    n_draws: int = 500
     refit_draws: int = 100
     n_particles: int = 5
 
@@ -66,7 +64,16 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(recipes=("IWAE",), epochs=20, refits=0, n_draws=250)
+QUICK = Effort(recipes=("IWAE",), epochs=20, refits=0)
+
+
+def effort_of(options: DEOptions) -> Effort:
+    """The effort that options ask for."""
+    effort = QUICK if options.quick else FULL
+    changes = {"recipes": options.objectives or None, "refits": 0 if options.quick else None}
+    if options.refits is not None:
+        changes["refits"] = options.refits
+    return replace(effort, **{name: value for name, value in changes.items() if value is not None})
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import Progress, Proposal, ShapeError, check_count, check_log_weights, prepared, restricted, silent
+from vaerdict.de.data import block_size, chunk_size
 from vaerdict.de.model.group_prior import Expressing, GroupedModel, GroupMeans, Levels, levels
 from vaerdict.distributions import Elliptical, Triangular
 from vaerdict.engines import Engine, Made, Threads, in_order
@@ -20,19 +21,7 @@ from vaerdict.refinement import refine
 from vaerdict.training.data import Rows, Shared
 
 _INFLATE = 1.1
-_BLOCK = {"cpu": 256, "cuda": 16384}
-_CHUNK = {"cpu": 2**21, "cuda": 2**26}
 _BYTES = {"cpu": 2**28, "cuda": 2**33}
-
-
-def block_size(device: torch.device) -> int:
-    """How many cells are worked on together: enough to keep the device busy, few enough to stay small when dense."""
-    return _BLOCK.get(device.type, _BLOCK["cpu"])
-
-
-def chunk_size(device: torch.device) -> int:
-    """How many numbers, draws x cells x genes, are spread out at a time."""
-    return _CHUNK.get(device.type, _CHUNK["cpu"])
 
 
 class Particles(NamedTuple):
