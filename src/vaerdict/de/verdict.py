@@ -53,7 +53,7 @@ DECIDERS = {
         caution="Use the latents and fold changes of the model with care in groups with k-hat above 0.7.",
         refused="Do not use the latents and fold changes (model_lfc) of the model.",
         doubtful="See the checks below before using the latents of the model.",
-        wrong="Check that the input holds raw counts and that the batch key is right: other input spoils the calls too.",
+        wrong="Check that the input holds raw counts and that the batch key is right, because the calls need both.",
         disagree=": its latents and fold changes miss differences between these groups",
         comparison="What do dispersion and shrinkage add?",
     ),
@@ -179,6 +179,9 @@ def _decision(name: str, contrasts: Sequence[Record], replicates: str, model: Re
     return Finding("decided_by", name, "Who decided the genes?", answer, message, decider.tone, steps)
 
 
+CELLS = "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or experiments."
+
+
 def _replicates(contrasts: Sequence[Record], replicates: str) -> Finding:
     n, name = _fewest(contrasts, replicates)
     few = n < FEW[replicates]
@@ -187,12 +190,8 @@ def _replicates(contrasts: Sequence[Record], replicates: str) -> Finding:
     if replicates == "samples":
         message = f"Samples are the replicates: the FDR holds for new samples from the same population.{more}"
         return Finding("replicates", replicates, question, answer, message, "open" if few else "good")
-    message = (
-        "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or "
-        f"experiments.{more}"
-    )
     steps = "If the cells come from several donors, name their column with --sample-key."
-    return Finding("replicates", replicates, question, answer, message, "open", steps)
+    return Finding("replicates", replicates, question, answer, f"{CELLS}{more}", "open", steps)
 
 
 def _fewest(contrasts: Sequence[Record], replicates: str) -> tuple[int, str]:
