@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from vaerdict.de.page.table import MEASURES
 
 import vaerdict
 from test_de_analysis import FAST, simulated
@@ -19,7 +20,6 @@ from vaerdict.de import data as inputs
 from vaerdict.de import draws
 from vaerdict.de.effects import INTERVAL, Effect
 from vaerdict.de.model.fitting import FULL, MOST_TRAINING
-from vaerdict.de.page.table import MEASURES
 from vaerdict.de.result import read_table
 from vaerdict.de.shrinkage import MOST_MISSED
 from vaerdict.de.verdict import _CAUTION, _CERTIFIED, FEW

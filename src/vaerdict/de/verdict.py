@@ -167,15 +167,14 @@ def calls_message(contrasts: Sequence[Record]) -> str:
 def _decision(name: str, contrasts: Sequence[Record], replicates: str, model: Record | None) -> Finding:
     decider = DECIDERS[name]
     share = max(contrast["share_by_model"] or 0.0 for contrast in contrasts)
-    words = {"share": f"{'up to ' if len(contrasts) > 1 else ''}{share:.0%}", "replicates": replicates}
-    message, steps = decider.message.format(**words), decider.advice
-    if decider.rests_on_model and model is not None:
-        refits = model["refits"]
-        included = f"include the error of the model, estimated from {refits} refits."
-        left_out = "leave out the error of the model (no refits) and are too narrow."
-        message = f"{message} {decider.intervals} {included if refits else left_out}"
-        steps = steps if refits else f"Run with --refits 3 to include the error of the model. {steps}".strip()
-    answer = decider.answer.format(**words)
+    names = {"share": f"{'up to ' if len(contrasts) > 1 else ''}{share:.0%}", "replicates": replicates}
+    message, steps = decider.message.format(**names), decider.advice
+    if decider.rests_on_model and model is not None and model["refits"]:
+        message += f" {decider.intervals} include the error of the model, estimated from {model['refits']} refits."
+    elif decider.rests_on_model:
+        message += f" {decider.intervals} leave out the error of the model (no refits) and are too narrow."
+        steps = f"A model trained with --refits 3 includes its error in the intervals. {steps}".strip()
+    answer = decider.answer.format(**names)
     return Finding("decided_by", name, "Who decided the genes?", answer, message, decider.tone, steps)
 
 

@@ -1,4 +1,4 @@
-"""Halves, planted changes and their truth; how many calls are false; the words; and the whole on made-up cells."""
+"""Halves, planted changes and their truth, counts of false calls, the verdict, and whole runs on simulated cells."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from test_de_pipeline import simulated
 
 from checks import assert_mean, assert_within
-from test_de_analysis import simulated
-from vaerdict import de
 from vaerdict.core import DataError, SettingError
-from vaerdict.de.calibration import compare as work
-from vaerdict.de.calibration import summary as words
-from vaerdict.de.calibration.splits import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
+from vaerdict.de.calibration import calibrate, summary, task
+from vaerdict.de.calibration.halves import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
+from vaerdict.de.metrics import measure
 
 pd = pytest.importorskip("pandas")
 FAST = {"quick": True, "n_draws": 100}
@@ -68,14 +67,14 @@ def test_every_cell_is_as_likely_in_either_half(rng):
     ],
 )
 def test_samples_are_halved_in_all_different_ways(strata, n_ways, rng):
-    found = sample_splits(strata, 50, rng)
-    assert len(found) == n_ways
-    assert all("p" in first for first in found)
-    assert len({frozenset(first) for first in found}) == n_ways
-    assert all(abs(2 * len(first) - len(strata)) <= 1 for first in found)
+    splits = sample_splits(strata, 50, rng)
+    assert len(splits) == n_ways
+    assert all("p" in first for first in splits)
+    assert len({frozenset(first) for first in splits}) == n_ways
+    assert all(abs(2 * len(first) - len(strata)) <= 1 for first in splits)
     for name in set(strata.values()):
         assert all(
-            abs(2 * sum(strata[s] == name for s in first) - list(strata.values()).count(name)) <= 1 for first in found
+            abs(2 * sum(strata[s] == name for s in first) - list(strata.values()).count(name)) <= 1 for first in splits
         )
     assert len(sample_splits(strata, 2, rng)) == 2
 
@@ -142,15 +141,15 @@ def test_truth_is_where_proportions_of_thinned_cells_go(rng):
 def test_calls_and_what_is_false_of_them():
     prob, lfc = torch.tensor([0.99, 0.95, 0.9, 0.1]).double(), torch.tensor([3.0, 2.0, 1.0, 0.1]).double()
     changed = torch.tensor([True, False, True, True])
-    one, five, half = work.calls(prob, lfc, changed, (0.01, 0.06, 0.5))
+    one, five, half = task.calls(prob, lfc, changed, (0.01, 0.06, 0.5))
     assert (one["n_called"], one["n_false"], one["fdp"], one["tpr"]) == (1, 0, 0.0, pytest.approx(1 / 3))
     assert (five["n_called"], five["n_false"], five["fdp"]) == (3, 1, pytest.approx(1 / 3))
     assert five["expected_fdr"] == pytest.approx(0.16 / 3)
     assert (half["n_called"], half["tpr"]) == (4, 1.0)
-    (none,) = work.calls(torch.zeros(4).double(), lfc, torch.zeros(4, dtype=torch.bool), (0.05,))
+    (none,) = task.calls(torch.zeros(4).double(), lfc, torch.zeros(4, dtype=torch.bool), (0.05,))
     assert (none["n_called"], none["fdp"], none["tpr"], none["expected_fdr"]) == (0, 0.0, None, 0.0)
     expected = 100 * np.mean([abs(0 - 0.01), abs(1 / 2 - 0.03), abs(1 / 3 - 0.16 / 3), abs(1 / 4 - 1.06 / 4)])
-    assert work.fdr_mae(prob, lfc, changed) == pytest.approx(expected)
+    assert measure(prob, lfc, changed.double(), 0.5)["fdr_mae"] == pytest.approx(expected)
 
 
 def test_coverage_in_all_and_by_expression():
@@ -158,32 +157,32 @@ def test_coverage_in_all_and_by_expression():
         {"lfc_low": -1.0, "lfc_high": 1.0, "mean_a": np.arange(10.0), "mean_b": np.arange(10.0)}, index=range(10)
     )
     truth = np.array([0, 2, 0, 0, 0, 0, 0, 0, -3, 4.0])
-    whole, bins = work.covered(table, truth)
-    assert whole == pytest.approx(0.7)
+    share, bins = task.covered(table, truth)
+    assert share == pytest.approx(0.7)
     assert [b["coverage"] for b in bins] == [0.5, 1.0, 1.0, 1.0, 0.0]
     assert [b["expression"] for b in bins] == [0.5, 2.5, 4.5, 6.5, 8.5]
 
 
 def test_estimates_fall_short_in_the_direction_of_the_change():
-    rows = work.by_size(np.array([0.0, 1, -1]), np.array([0.0, 1, -1]), np.array([0.3, 0.8, -0.4]), np.array([0, 1, 0]))
+    rows = task.by_size(np.array([0.0, 1, -1]), np.array([0.0, 1, -1]), np.array([0.3, 0.8, -0.4]), np.array([0, 1, 0]))
     assert rows[0] == {"size": 0.0, "n": 1, "called": 0, "short": 0.0}
     assert rows[1] == {"size": 1.0, "n": 2, "called": 1, "short": pytest.approx(0.4)}
 
 
-# ------------------------------------------------------------------------------------------------------ words
-def test_the_test_behind_a_word_has_its_false_alarm_rate(rng):
+# ------------------------------------------------------------------------------------------------------ the verdict
+def test_the_test_behind_a_verdict_has_its_false_alarm_rate(rng):
     def alarms(shift: float) -> torch.Tensor:
         drawn = 0.3 + shift + 0.05 * rng.standard_normal((8000, 10))
-        means = [words.Mean(row.mean(), row.std(ddof=1) / math.sqrt(10), 10) for row in drawn]
-        return torch.tensor([float(words.side(mean, 0.3, 10**9) == 1) for mean in means])
+        means = [summary.Mean(row.mean(), row.std(ddof=1) / math.sqrt(10), 10) for row in drawn]
+        return torch.tensor([float(summary.significant_direction(mean, 0.3, 10**9) == 1) for mean in means])
 
-    assert_mean(alarms(0.0), words.RATE, rate=1e-6)
+    assert_mean(alarms(0.0), summary.RATE, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
-        assert_mean(alarms(0.01), words.RATE, rate=1e-6)
+        assert_mean(alarms(0.01), summary.RATE, rate=1e-6)
 
 
 def rows(kind: str, called: list[int], false: list[int], level: float = 0.05) -> list[dict[str, Any]]:
-    names = {"kind": kind, "group": "g", "method": "model", "replicates": "cells", "level": level, "n_genes": 100}
+    names = {"kind": kind, "group": "g", "method": "reported", "replicates": "cells", "level": level, "n_genes": 100}
     names |= {"n_true": 50, "expected_fdr": level}
     return [
         {**names, "split": i, "n_called": n, "n_false": w, "fdp": w / max(n, 1), "tpr": (n - w) / 50}
@@ -192,62 +191,62 @@ def rows(kind: str, called: list[int], false: list[int], level: float = 0.05) ->
 
 
 @pytest.mark.parametrize(
-    ("hit", "splits", "word"),
+    ("hit", "splits", "outcome"),
     [
-        (0, 20, words.COMPATIBLE),
-        (4, 20, words.COMPATIBLE),
-        (5, 20, words.TOO_MANY),
-        (0, 4, words.OPEN),
-        (4, 4, words.TOO_MANY),
+        (0, 20, summary.COMPATIBLE),
+        (4, 20, summary.COMPATIBLE),
+        (5, 20, summary.TOO_MANY),
+        (0, 4, summary.OPEN),
+        (4, 4, summary.TOO_MANY),
     ],
 )
-def test_word_on_splits_without_change(hit, splits, word):
+def test_verdict_on_splits_without_change(hit, splits, outcome):
     counts = [3] * hit + [0] * (splits - hit)
-    (found,) = words.null_summary(rows(work.NULL, counts, counts))
-    assert found["word"] == word
-    assert found["splits_with_any"] == hit
-    assert found["discoveries"] == pytest.approx(3 * hit / splits)
+    (row,) = summary.null_summary(rows(task.NULL, counts, counts))
+    assert row["verdict"] == outcome
+    assert row["splits_with_any"] == hit
+    assert row["discoveries"] == pytest.approx(3 * hit / splits)
     if (hit, splits) == (0, 20):  # exact: (1 - p)^20 = 0.025
-        assert found["share_high"] == pytest.approx(1 - 0.025 ** (1 / 20))
+        assert row["share_high"] == pytest.approx(1 - 0.025 ** (1 / 20))
 
 
 @pytest.mark.parametrize(
-    ("called", "false", "word"),
+    ("called", "false", "outcome"),
     [
-        ([40] * 10, [2, 1, 3, 2, 2, 1, 3, 2, 2, 2], words.CALIBRATED),
-        ([40] * 10, [9, 8, 10, 9, 9, 7, 8, 9, 9, 9], words.TOO_MANY),
-        ([40] * 10, [0] * 10, words.CONSERVATIVE),
-        ([4] * 10, [0] * 10, words.OPEN),  # forty calls cannot tell none from five percent
-        ([40] * 10, [0, 6, 0, 0, 5, 0, 7, 0, 3, 0], words.OPEN),
-        ([0] * 10, [0] * 10, words.OPEN),
-        ([4000] * 4, [200, 190, 210, 200], words.OPEN),  # as good as can be, but four splits
-        ([40] * 4, [9, 8, 10, 9], words.TOO_MANY),
-        ([40], [40], words.OPEN),
+        ([40] * 10, [2, 1, 3, 2, 2, 1, 3, 2, 2, 2], summary.CALIBRATED),
+        ([40] * 10, [9, 8, 10, 9, 9, 7, 8, 9, 9, 9], summary.TOO_MANY),
+        ([40] * 10, [0] * 10, summary.CONSERVATIVE),
+        ([4] * 10, [0] * 10, summary.OPEN),  # forty calls cannot tell none from five percent
+        ([40] * 10, [0, 6, 0, 0, 5, 0, 7, 0, 3, 0], summary.OPEN),
+        ([0] * 10, [0] * 10, summary.OPEN),
+        ([4000] * 4, [200, 190, 210, 200], summary.OPEN),  # as good as can be, but four splits
+        ([40] * 4, [9, 8, 10, 9], summary.TOO_MANY),
+        ([40], [40], summary.OPEN),
     ],
 )
-def test_word_on_planted_changes(called, false, word):
-    (found,) = words.spike_summary(rows(work.SPIKE, called, false))
-    assert found["word"] == word
+def test_verdict_on_planted_changes(called, false, outcome):
+    (row,) = summary.spike_summary(rows(task.SPIKE, called, false))
+    assert row["verdict"] == outcome
 
 
 def test_verdict_takes_the_worse_of_both():
     good, bad = [40] * 10, [20] * 10
-    null = words.null_summary(rows(work.NULL, good, good))
-    fine = words.null_summary(rows(work.NULL, [0] * 10, [0] * 10))
-    spikes = words.spike_summary(rows(work.SPIKE, good, [2] * 10))
-    false = words.spike_summary(rows(work.SPIKE, good, bad))
+    null = summary.null_summary(rows(task.NULL, good, good))
+    fine = summary.null_summary(rows(task.NULL, [0] * 10, [0] * 10))
+    spikes = summary.spike_summary(rows(task.SPIKE, good, [2] * 10))
+    false = summary.spike_summary(rows(task.SPIKE, good, bad))
 
-    def said(*parts: Any) -> str:
-        return words.verdict(*parts, [], level=0.05, replicates="cells")["word"]
+    def outcome(*parts: Any) -> str:
+        return summary.verdict(*parts, [], level=0.05, replicates="cells")["fdr"]
 
-    assert said(null, spikes) == said(fine, false) == words.TOO_MANY
-    assert said(fine, spikes) == words.CALIBRATED
-    assert said(fine, []) == words.OPEN
+    assert outcome(null, spikes) == outcome(fine, false) == summary.TOO_MANY
+    assert outcome(fine, spikes) == summary.CALIBRATED
+    assert outcome(fine, []) == summary.OPEN
 
 
-# ------------------------------------------------------------------------------------------------------ the whole
+# ------------------------------------------------------------------------------------------------------ whole runs
 def answer_of(prob: Any, seen: list[dict[str, Any]]) -> Any:
-    """A stand-in for the analysis that gives every gene `prob(counts of the halves)`, and notes what it was given."""
+    """A stand-in for the analysis that gives every gene `prob(lfc)`, and notes its arguments."""
 
     def analysis(adata: Any, groupby: str, a: str, b: str, **options: Any) -> Any:
         half = adata.obs[groupby].astype(str).to_numpy()
@@ -256,82 +255,89 @@ def answer_of(prob: Any, seen: list[dict[str, Any]]) -> Any:
         lfc = np.log2(means[0] + 1e-9) - np.log2(means[1] + 1e-9)
         seen.append({**options, "half": half, "obs": adata.obs})
         table = {"contrast": "c", "gene": adata.var_names, "lfc_mean": lfc, "prob_de": prob(lfc), "lfc_low": lfc - 1}
-        table |= {"lfc_high": lfc + 1, "mean_a": means[0], "mean_b": means[1], "raw_lfc": lfc, "raw_prob_de": 0.0 * lfc}
+        table |= {
+            "lfc_high": lfc + 1,
+            "mean_a": means[0],
+            "mean_b": means[1],
+            "naive_lfc": lfc,
+            "naive_prob_de": 0 * lfc,
+        }
         return SimpleNamespace(table=pd.DataFrame(table), results={"contrasts": [{"name": "c", "within": None}]})
 
     return analysis
 
 
 @pytest.mark.parametrize(
-    ("prob", "word"),
+    ("prob", "outcome"),
     [
-        (lambda lfc: np.full(len(lfc), 0.99), words.TOO_MANY),
-        (lambda lfc: (np.abs(lfc) > 0.7).astype(float), words.CALIBRATED),  # well above delta, for estimates err
-        (lambda lfc: np.zeros(len(lfc)), words.OPEN),
+        (lambda lfc: np.full(len(lfc), 0.99), summary.TOO_MANY),
+        (lambda lfc: (np.abs(lfc) > 0.7).astype(float), summary.CALIBRATED),  # above delta, because estimates err
+        (lambda lfc: np.zeros(len(lfc)), summary.OPEN),
     ],
     ids=["calls everything", "calls what changed", "calls nothing"],
 )
-def test_an_analysis_is_judged_by_what_it_calls(monkeypatch, prob, word):
+def test_an_analysis_is_judged_by_what_it_calls(monkeypatch, prob, outcome):
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(work, "differential_expression", answer_of(prob, seen))
+    monkeypatch.setattr(task, "differential_expression", answer_of(prob, seen))
     adata = simulated(n=1500, genes=400, null=True)
-    found = de.calibrate(adata, "group", ["B"], splits=6, spikes=6, seed=3)
-    wanted = {words.CALIBRATED: (words.CALIBRATED, words.CONSERVATIVE)}.get(word, (word,))
-    assert found.verdict["word"] in wanted
+    calibration = calibrate(adata, "group", ["B"], splits=6, spikes=6, seed=3)
+    allowed = {summary.CALIBRATED: (summary.CALIBRATED, summary.CONSERVATIVE)}.get(outcome, (outcome,))
+    assert calibration.verdict["fdr"] in allowed
     assert len(seen) == 12
     for each in seen:
-        sizes = {name: (each["half"] == name).sum() for name in (work.FIRST, work.SECOND)}
-        assert sizes == {work.FIRST: 250, work.SECOND: 250}
-        halved = np.isin(each["half"], [work.FIRST, work.SECOND])
+        sizes = {name: (each["half"] == name).sum() for name in (task.FIRST, task.SECOND)}
+        assert sizes == {task.FIRST: 250, task.SECOND: 250}
+        halved = np.isin(each["half"], [task.FIRST, task.SECOND])
         assert set(each["obs"]["group"][halved]) == {"B"}
-        assert set(each["half"][~halved]) == {"of A", "of C"}  # known to be others
+        assert set(each["half"][~halved]) == {"of A", "of C"}  # labelled as others
+        assert each["naive_bootstrap"]
         assert (each["delta"], each["level"], each["n_top_genes"]) == (0.5, 0.05, 2000)
     assert len({each["half"].tobytes() for each in seen}) == 12
     assert sorted({each["seed"] for each in seen}) == list(range(3, 9))
-    effects = {row["size"]: row for row in found.results["effects"] if row["method"] == "model"}
+    effects = {row["size"]: row for row in calibration.results["effects"] if row["method"] == "reported"}
     assert effects[2.0]["short"] == pytest.approx(0, abs=0.1)
 
 
 def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     adata = simulated(n=120, null=True)
     options = {"splits": 2, "spikes": 1, **FAST}
-    whole = de.calibrate(adata, "group", **options, out=tmp_path / "whole")
+    calibration = calibrate(adata, "group", **options, out=tmp_path / "whole")
     parts = sorted((tmp_path / "whole" / "parts").glob("*.json"))
     assert len(parts) == 3
     parts[1].unlink()
     with pytest.raises(SettingError, match="--resume"):
-        de.calibrate(adata, "group", **options, out=tmp_path / "whole")
-    again = de.calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
-    pd.testing.assert_frame_equal(again.table, whole.table)
+        calibrate(adata, "group", **options, out=tmp_path / "whole")
+    again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
+    pd.testing.assert_frame_equal(again.table, calibration.table)
     written = (tmp_path / "whole" / "calibrate.csv").read_text()
     assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 2 * 4, 13)
-    other = de.calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
+    other = calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
     assert (tmp_path / "other" / "calibrate.csv").read_text() != written
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
     assert results["experiment"] == "calibrate"
     assert results["settings"]["groups"] == ["A"]
-    assert json.loads((tmp_path / "whole" / "manifest.json").read_text())["data_sha256"] == whole.data_sha256
-    assert other.results["verdict"]["word"] == words.OPEN
+    assert json.loads((tmp_path / "whole" / "manifest.json").read_text())["data_sha256"] == calibration.data_sha256
+    assert other.results["verdict"]["fdr"] == summary.OPEN
 
 
 def test_whole_samples_are_split_with_cells_beside(monkeypatch):
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(work, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
+    monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
     adata = simulated(n=240, null=True)
-    found = de.calibrate(adata, "group", ["A"], sample_key="sample", splits=9, spikes=0)
+    calibration = calibrate(adata, "group", ["A"], sample_key="sample", splits=9, spikes=0)
     assert len(seen) == 2 * 3
     assert [each["sample_key"] for each in seen[:2]] == ["sample", None]
     for each in seen:
         owners = pd.crosstab(each["obs"]["sample"].astype(str), each["half"])
-        assert (owners[[work.FIRST, work.SECOND]] > 0).sum(axis=1).le(1).all()  # a sample is in one half
-        assert ((owners[work.FIRST] > 0).sum(), (owners[work.SECOND] > 0).sum()) == (2, 2)
-    assert set(found.table["replicates"]) == {"samples", "cells"}
-    assert any("3 ways only" in warning for warning in found.results["warnings"])
-    assert found.verdict["replicates"] == "samples"
+        assert (owners[[task.FIRST, task.SECOND]] > 0).sum(axis=1).le(1).all()  # a sample is in one half
+        assert ((owners[task.FIRST] > 0).sum(), (owners[task.SECOND] > 0).sum()) == (2, 2)
+    assert set(calibration.table["replicates"]) == {"samples", "cells"}
+    assert any("3 ways only" in warning for warning in calibration.results["warnings"])
+    assert calibration.verdict["replicates"] == "samples"
 
 
 def test_types_batches_and_samples_travel_to_the_real_analysis():
-    found = de.calibrate(
+    calibration = calibrate(
         simulated(n=360, null=True),
         "group",
         ["A"],
@@ -342,8 +348,8 @@ def test_types_batches_and_samples_travel_to_the_real_analysis():
         spikes=1,
         **FAST,
     )
-    assert set(found.table["n_genes"]) == {80}  # forty genes in each of two types
-    assert found.table[found.table["kind"] == "spike"]["n_true"].min() > 0
+    assert set(calibration.table["n_genes"]) == {80}  # forty genes in each of two types
+    assert calibration.table[calibration.table["kind"] == "spike"]["n_true"].min() > 0
 
 
 @pytest.mark.parametrize(
@@ -367,11 +373,11 @@ def test_bad_settings_are_refused_with_the_remedy(changes, message):
     adata.obs["few"] = ["x"] * 5 + ["y"] * 55
     adata.obs["empty"] = pd.Series([None] * 60, dtype=object, index=adata.obs.index)
     with pytest.raises(SettingError, match=message.replace("(", r"\(")):
-        de.calibrate(adata, **{"groupby": "group", "splits": 1, "spikes": 0, **FAST, **changes})
+        calibrate(adata, **{"groupby": "group", "splits": 1, "spikes": 0, **FAST, **changes})
 
 
 def test_counts_are_asked_for():
     adata = simulated(n=60)
     adata.X = adata.X + 0.5
     with pytest.raises(DataError, match="no whole numbers"):
-        de.calibrate(adata, "group", splits=1, spikes=0, **FAST)
+        calibrate(adata, "group", splits=1, spikes=0, **FAST)
