@@ -1,136 +1,253 @@
-"""In words: who decided the genes, can that be relied on, and what does the model say to it."""
+"""The verdict on a differential expression: who decided the genes, what the calls rest on, and what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from vaerdict.de.compare import Support
-from vaerdict.de.shrinkage import MOST_MISSED
+from vaerdict.de.model.combine import MOST_CONTRADICTED
 
-COUNTS, BOTH, MODEL = "counts", "both", "model"
-"""Who decided the genes: the counts all of them, the model all of them, or each of both some."""
+Record = Mapping[str, Any]
 
 FEW = {"cells": 20, "samples": 3}
-"""With fewer replicates in a group their spread is known too roughly for more than a first look."""
+"""With fewer replicates in a group their spread is estimated too roughly for more than a first look."""
 
-_CERTIFIED, _CAUTION = 0.95, 0.8  # shares of a group's cells whose weights are in order
-
-_BY_COUNTS = (
-    "The counts decided every gene: intervals hold their spread between {units}, and are shrunk by what all genes show."
-)
-_LEFT_OUT = "The model's own error is not in the intervals{of} (no refits): read them as too narrow."
-_WITH_REFITS = (
-    "Intervals{of} hold the uncertainty of the posterior, of the {units} and, by {n} refits, of the model; few refits "
-    "show that last part roughly."
-)
-_TAKEN = "Cells without a label, from which the model learned too, are taken to be of the kinds compared (borrow)."
-_OF_MODEL = " of the genes that the model decided"
-
-CELLS = (
-    "Cells are treated as replicates: the FDR is about these individuals' cells, not about other individuals; name the "
-    "column of samples (sample_key) to compare samples."
-)
-_SAMPLES = "Samples are the replicates: the error is that between samples."
+CERTIFIED, CAUTION = 0.95, 0.8
+"""Least shares of reliable cells in the worst group for certified inference, and for inference with caution."""
 
 
-def decided_by(contrasts: Sequence[Mapping[str, Any]], role: str | None = None) -> str:
-    """Who decided the genes of all contrasts, by the share of the model's; without one the model decided all.
+@dataclass(frozen=True, kw_only=True)
+class Decider:
+    """Who decided the genes, and every text that depends on it; the defaults are those of a model that decides.
 
-    `role` is what the model was for, None where a run does not say: one that only checks decided none.
+    `message` may name the `{replicates}` and the `{share}` of genes that a model decided. `intervals` begins the
+    sentence on refits, `aside` ends the messages on a model that fails, `caution` to `disagree` are what to do or to
+    know then, and `comparison` asks what is gained over a naive bootstrap.
     """
-    shares = [contrast.get("by_model") for contrast in contrasts]
-    if role == "checks":
-        return COUNTS
-    return MODEL if None in shares else BOTH if any(shares) else COUNTS
+
+    answer: str
+    message: str
+    tone: str = "open"
+    advice: str = ""
+    rests_on_model: bool = True
+    intervals: str = "Intervals"
+    aside: str = ""
+    caution: str = "Look at the groups with k-hat above 0.7, and run again with more draws."
+    refused: str = "Do not use the list: run again with more training or more draws."
+    doubtful: str = "See the checks below before using what the model decided."
+    wrong: str = "Check that the input holds raw counts and that the batch key is right, then train longer."
+    disagree: str = ": there the counts decide every gene"
+    comparison: str = "What does the model add?"
 
 
-def verdict(
-    supports: Mapping[str, Support],
-    checks: Sequence[Mapping[str, Any]],
-    contrasts: Sequence[Mapping[str, Any]],
-    *,
-    samples: bool,
-    refits: int,
-) -> dict[str, Any]:
-    """The verdicts and their words, those the list rests on first."""
-    decided, units = decided_by(contrasts), "samples" if samples else "cells"
-    inference, fit, counts = _inference(supports, decided), _fit(checks, decided), _borne_out(contrasts, decided)
-    size = _size(contrasts, units)
-    replicates = _SAMPLES if samples else CELLS
-    if decided == COUNTS:
-        said = [_BY_COUNTS.format(units=units), *size[1], replicates, *counts[1], inference[1], fit[1]]
-    else:
-        taken = [_TAKEN] if decided == BOTH else []
-        said = [inference[1], fit[1], *counts[1], *taken, _error(decided, units, refits), *size[1], replicates]
+DECIDERS = {
+    "counts": Decider(
+        answer="The counts",
+        message="Genes are called from the raw counts: a quasi-likelihood per gene, over-dispersed between "
+        "{replicates}, with adaptive shrinkage across genes.",
+        tone="good",
+        advice="`vaerdict calibrate` measures whether the FDR holds on these data.",
+        rests_on_model=False,
+        aside=" The calls do not rest on it.",
+        caution="Use the latents and fold changes of the model with care in groups with k-hat above 0.7.",
+        refused="Do not use the latents and fold changes (model_lfc) of the model.",
+        doubtful="See the checks below before using the latents of the model.",
+        wrong="Check that the input holds raw counts and that the batch key is right: other input spoils the calls too.",
+        disagree=": its latents and fold changes miss differences between these groups",
+        comparison="What do dispersion and shrinkage add?",
+    ),
+    "both": Decider(
+        answer="The model for {share}",
+        message="The model decides {share} of the genes: those where it is narrower than the counts, which do not "
+        "contradict it. The raw counts decide the others. Cells without a label, from which the model learned, are "
+        "taken to be of the kinds compared (borrow).",
+        advice="Without --borrow the counts decide every gene.",
+        intervals="Intervals of the genes that the model decides",
+        comparison="What do shrinkage and the model add?",
+    ),
+    "model": Decider(
+        answer="The model",
+        message="The model decides every gene: the calls rest on its inference and on its fit.",
+    ),
+}
+"""Who decided the genes: the counts all of them, the model all of them, or each of both some."""
+
+
+class Finding(NamedTuple):
+    """One part of the verdict: its key and state, and the question that it answers a reader.
+
+    `tone` is good, open or bad; `advice` says what to do, empty where nothing is to be done.
+    """
+
+    key: str
+    state: str
+    question: str
+    answer: str
+    message: str
+    tone: str
+    advice: str = ""
+
+
+def verdict(contrasts: Sequence[Record], *, replicates: str, model: Record | None) -> dict[str, Any]:
+    """The verdict as results.json holds it.
+
+    Parameters
+    ----------
+    contrasts : sequence of records
+        The rows `contrasts` of results.json.
+    replicates : {"cells", "samples"}
+        What the replicates are.
+    model : record or None
+        The record `model` of results.json; without one nothing is stated about inference, fit or agreement.
+
+    Returns
+    -------
+    dict
+        The state of each part (`decided_by`, `size`, `replicates`, `inference`, `fit`, `agreement`), None where it was
+        not examined, and `messages`, of which the first counts the calls.
+    """
+    parts = findings(contrasts, replicates=replicates, model=model)
+    states = {part.key: part.state for part in parts}
     return {
-        "decided_by": decided,
-        "size": size[0],
-        "inference": inference[0],
-        "model": fit[0],
-        "counts": counts[0],
-        "replicates": units,
-        "words": [_found(contrasts), *said],
+        "decided_by": states["decided_by"],
+        "size": "few" if _fewest(contrasts, replicates)[0] < FEW[replicates] else "enough",
+        "replicates": replicates,
+        **{key: states.get(key) for key in ("inference", "fit", "agreement")},
+        "messages": [calls_message(contrasts), *(part.message for part in parts)],
     }
 
 
-def _found(contrasts: Sequence[Mapping[str, Any]]) -> str:
-    n, first = sum(c["n_discoveries"] for c in contrasts), contrasts[0]
-    several = f"{n} calls are made in {len(contrasts)} contrasts"
-    what = f"{n} genes are called in {first['name']}" if len(contrasts) == 1 else several
-    return f"{what} at an expected FDR of {first['level']:g}, |LFC| at least {first['delta']:g}."
+def findings(contrasts: Sequence[Record], *, replicates: str, model: Record | None) -> list[Finding]:
+    """The parts of the verdict, those that the calls rest on first; parameters as for `verdict`."""
+    name = decided_by(contrasts, model)
+    decider = DECIDERS[name]
+    on_model = [] if model is None else [*_inference(model, decider), *_fit(model, decider)]
+    on_model += _agreement(contrasts, decider)
+    on_replicates = _replicates(contrasts, replicates)
+    rest = [*on_model, on_replicates] if decider.rests_on_model else [on_replicates, *on_model]
+    return [_decision(name, contrasts, replicates, model), *rest]
 
 
-def _size(contrasts: Sequence[Mapping[str, Any]], units: str) -> tuple[str, list[str]]:
-    """Whether every group has replicates enough to know their spread."""
-    keys = [(c, side, f"n_{units}_{side}") for c in contrasts for side in "ab"]
-    n, name = min((c.get(f"{key}_used", c[key]), c[f"group_{side}"]) for c, side, key in keys)
-    if n >= FEW[units]:
-        return "enough", []
-    return "few", [f"Only {n} {units} are of {name}: their spread is known roughly, and the rates are a first look."]
+def decided_by(contrasts: Sequence[Record], model: Record | None) -> str:
+    """Who decided the genes of all contrasts: a key of `DECIDERS`."""
+    shares = [contrast["share_by_model"] for contrast in contrasts]
+    if model is None or model["role"] == "checks":
+        return "counts"
+    return "model" if None in shares else "both" if any(shares) else "counts"
 
 
-def _error(decided: str, units: str, refits: int) -> str:
-    """What the intervals of the model hold."""
-    of = _OF_MODEL if decided == BOTH else ""
-    return _WITH_REFITS.format(of=of, units=units, n=refits) if refits else _LEFT_OUT.format(of=of)
+def advice(parts: Sequence[Finding], *, first_look: bool, within_batches: bool) -> str:
+    """What to do next; `first_look` where replicates are few or the error of a deciding model is unknown."""
+    rests_on_model = DECIDERS[parts[0].state].rests_on_model
+    sound = not rests_on_model or all(part.tone == "good" for part in parts if part.key in ("inference", "fit"))
+    use = "The list can be used as a first look." if first_look else "The list can be used at its stated FDR."
+    batches = "If the groups were measured in different batches, name their column with --batch-key."
+    steps = [use if sound else "", *(part.advice for part in parts), "" if within_batches else batches]
+    return "What to do next: " + " ".join(filter(None, steps))
 
 
-def _borne_out(contrasts: Sequence[Mapping[str, Any]], decided: str) -> tuple[str | None, list[str]]:
-    """Whether the counts show what the model says of the groups, in the contrast where they do least."""
-    known = [c for c in contrasts if c.get("missed") is not None]
-    if not known:
-        return None, []
-    worst = max(known, key=lambda c: c["missed"])
-    agree = worst["missed"] <= MOST_MISSED
-    place = "" if len(contrasts) == 1 else f" (in {worst['name']}, the worst contrast)"
-    said = f"The counts of {worst['missed']:.0%} of the genes contradict the model{place}"
-    if decided == COUNTS:
-        meant = "as a second opinion it agrees" if agree else "its latents and fold changes miss what differs there"
-    else:
-        meant = f"it decided {worst['by_model']:.0%} of the genes, their counts the others"
-    return "agree" if agree else "disagree", [f"{said}; {meant}."]
+def group_names(contrast: Record) -> tuple[str, str]:
+    """The names of both groups as a reader sees them."""
+    return str(contrast["group_a"]), "the rest" if contrast["against_rest"] else str(contrast["group_b"])
 
 
-def _inference(supports: Mapping[str, Support], decided: str) -> tuple[str, str]:
-    name, worst = min(supports.items(), key=lambda item: item[1].share_ok)
-    share = f"{worst.share_ok:.0%} of the cells of the worst group ({name})"
-    words = f"{share} were sampled well, median k-hat {worst.khat:.2f}"
-    what = "The inference of the model" if decided == COUNTS else "The inference"
-    if worst.share_ok >= _CERTIFIED:
-        return "certified", f"{what} is certified: {words}."
-    if worst.share_ok >= _CAUTION:
-        return "caution", f"{what} asks for caution: {words}."
-    return "refused", f"{what} is not to be trusted: only {words}{_aside(decided)}."
+def calls_message(contrasts: Sequence[Record]) -> str:
+    """How many genes are called, and in which direction."""
+    n, first = sum(contrast["n_discoveries"] for contrast in contrasts), contrasts[0]
+    rate = f"at an expected FDR of {first['level']:g}, with |LFC| at least {first['delta']:g}"
+    if len(contrasts) > 1:
+        return f"{n:,} calls are made in {len(contrasts)} contrasts {rate}."
+    a, b = group_names(first)
+    sides = f": {first['n_up']:,} higher in {a}, {first['n_down']:,} higher in {b}" if n else ""
+    return f"{n:,} genes are called in {first['name']} {rate}{sides}."
 
 
-def _aside(decided: str) -> str:
-    return "; the list does not rest on it" if decided == COUNTS else ""
+# ------------------------------------------------------------------------------------------------------ its parts
+def _decision(name: str, contrasts: Sequence[Record], replicates: str, model: Record | None) -> Finding:
+    decider = DECIDERS[name]
+    share = max(contrast["share_by_model"] or 0.0 for contrast in contrasts)
+    words = {"share": f"{'up to ' if len(contrasts) > 1 else ''}{share:.0%}", "replicates": replicates}
+    message, steps = decider.message.format(**words), decider.advice
+    if decider.rests_on_model and model is not None:
+        refits = model["refits"]
+        included = f"include the error of the model, estimated from {refits} refits."
+        left_out = "leave out the error of the model (no refits) and are too narrow."
+        message = f"{message} {decider.intervals} {included if refits else left_out}"
+        steps = steps if refits else f"Run with --refits 3 to include the error of the model. {steps}".strip()
+    answer = decider.answer.format(**words)
+    return Finding("decided_by", name, "Who decided the genes?", answer, message, decider.tone, steps)
 
 
-def _fit(checks: Sequence[Mapping[str, Any]], decided: str) -> tuple[str, str]:
-    bad = [check["name"] for check in checks if not check["ok"]]
-    if not bad:
-        return "fits", "The model fits: it predicts the zeros, the variance and the libraries of the data."
-    state = "doubtful" if len(bad) == 1 else "wrong"
-    return state, f"The model is {state}: it does not predict the {' and the '.join(bad)} of the data{_aside(decided)}."
+def _replicates(contrasts: Sequence[Record], replicates: str) -> Finding:
+    n, name = _fewest(contrasts, replicates)
+    few = n < FEW[replicates]
+    more = f" Only {n} {replicates} are of {name}: their spread is estimated roughly." if few else ""
+    question, answer = "What are the replicates?", f"{replicates.capitalize()}{', and few' if few else ''}"
+    if replicates == "samples":
+        message = f"Samples are the replicates: the FDR holds for new samples from the same population.{more}"
+        return Finding("replicates", replicates, question, answer, message, "open" if few else "good")
+    message = (
+        "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or "
+        f"experiments.{more}"
+    )
+    steps = "If the cells come from several donors, name their column with --sample-key."
+    return Finding("replicates", replicates, question, answer, message, "open", steps)
+
+
+def _fewest(contrasts: Sequence[Record], replicates: str) -> tuple[int, str]:
+    """The smallest number of replicates of any group, and its name."""
+    sides = [
+        (contrast.get(f"n_{replicates}_{side}_used", contrast[f"n_{replicates}_{side}"]), name)
+        for contrast in contrasts
+        for side, name in zip("ab", group_names(contrast), strict=True)
+    ]
+    return min(sides)
+
+
+def _inference(model: Record, decider: Decider) -> list[Finding]:
+    if not model["diagnostics"]:
+        return []
+    worst = min(model["diagnostics"], key=lambda group: group["share_ok"])
+    share, question = worst["share_ok"], "Can the inference of the model be trusted?"
+    evidence = (
+        f"the importance weights are reliable for {share:.0%} of the cells of the worst group ({worst['group']}), with "
+        f"a median k-hat of {worst['khat']:.2f}."
+    )
+    if share >= CERTIFIED:
+        message = f"Inference is certified: {evidence}"
+        return [Finding("inference", "certified", question, "Certified", message, "good")]
+    if share >= CAUTION:
+        message = f"Inference needs caution: {evidence}{decider.aside}"
+        return [Finding("inference", "caution", question, "With caution", message, "open", decider.caution)]
+    message = f"Inference is refused: {evidence}{decider.aside}"
+    return [Finding("inference", "refused", question, "Refused", message, "bad", decider.refused)]
+
+
+def _fit(model: Record, decider: Decider) -> list[Finding]:
+    if not model["checks"]:
+        return []
+    failed, question = [check["name"] for check in model["checks"] if not check["ok"]], "Does the model fit?"
+    if not failed:
+        message = "The model fits: it reproduces the zeros, the variance and the library sizes of the counts."
+        return [Finding("fit", "fits", question, "It fits", message, "good")]
+    missed = f"it does not reproduce the {' and the '.join(failed)} of the counts.{decider.aside}"
+    if len(failed) == 1:
+        message = f"The fit of the model is doubtful: {missed}"
+        return [Finding("fit", "doubtful", question, "Doubtful", message, "open", decider.doubtful)]
+    return [Finding("fit", "wrong", question, "No", f"The model does not fit: {missed}", "bad", decider.wrong)]
+
+
+def _agreement(contrasts: Sequence[Record], decider: Decider) -> list[Finding]:
+    """Whether the counts contradict the model, in the contrast where they do most."""
+    compared = [contrast for contrast in contrasts if contrast["share_contradicted"] is not None]
+    if not compared:
+        return []
+    worst = max(compared, key=lambda contrast: contrast["share_contradicted"])
+    place = "" if len(contrasts) == 1 else f" in {worst['name']}, the worst contrast"
+    message = f"The counts of {worst['share_contradicted']:.0%} of the genes contradict the model{place}"
+    question = "Do the counts and the model agree?"
+    if worst["share_contradicted"] <= MOST_CONTRADICTED:
+        return [Finding("agreement", "agree", question, "Yes", f"{message}.", "good")]
+    steps = "Look at the genes whose lfc_mean and model_lfc differ."
+    return [Finding("agreement", "disagree", question, "No", f"{message}{decider.disagree}.", "open", steps)]

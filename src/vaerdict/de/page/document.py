@@ -1,4 +1,4 @@
-"""The page of a differential expression: a verdict in words, then plots and a table of genes to look around in."""
+"""The page of a differential expression: the verdict first, then plots and a table of all genes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from vaerdict.core import DataError
-from vaerdict.de.page.live import cards, genes_view
-from vaerdict.de.page.messages import answers, headline, next_steps
-from vaerdict.de.page.plots import check_picture, khat_picture
-from vaerdict.de.page.summary import contrasts_table, diagnostics_table, selection_table, top_table
-from vaerdict.de.page.table import Genes, beside, packed
-from vaerdict.de.page.truth import Checked, checked, pictures, sentences, truth_answers, truth_table
-from vaerdict.de.verdict import COUNTS, decided_by
+from vaerdict.de.page.figures import check_picture, khat_picture
+from vaerdict.de.page.genes import Genes, called, packed, read
+from vaerdict.de.page.live import Card, cards, genes_view
+from vaerdict.de.page.tables import contrasts_table, diagnostics_table, selection_table, top_table
+from vaerdict.de.page.truth import (
+    TruthCheck,
+    percent,
+    truth_cards,
+    truth_check,
+    truth_messages,
+    truth_pictures,
+    truth_table,
+)
+from vaerdict.de.verdict import DECIDERS, Decider, Finding, advice, calls_message, findings
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.page import flat
 from vaerdict.report.render import read_run, well_formed
@@ -22,36 +29,52 @@ from vaerdict.report.summary import Row, rows_of
 from vaerdict.report.tables import Column, Table
 
 TOP_GENES, TOP_CONTRASTS = 10, 6
-"""How many leading genes are listed, and of how many contrasts; the table that is searched holds all."""
-
-_ASIDE = (
-    "The counts decided every gene, so that the list does not rest on what follows: it says whether the latents and "
-    "fold changes of the model can be used."
-)
+"""The number of leading genes that are listed, and of contrasts; the table that is searched holds all."""
 
 
-def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
-    """The report on a differential expression; `results` carries the rows of de.csv as `genes`."""
-    genes: Mapping[str, Genes] = results["genes"]
+def from_run(run_dir: Path) -> Document:
+    """The report on a run directory of `vaerdict de`: results.json, manifest.json and de.csv."""
+    results, manifest = read_run(run_dir)
+    with well_formed(run_dir):
+        return document(results, read(run_dir / "de.csv"), manifest)
+
+
+def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] | None) -> Document:
+    """The report on a differential expression.
+
+    Parameters
+    ----------
+    results : dict
+        What results.json holds.
+    genes : mapping of str to dict
+        The rows of de.csv by contrast and column, as `vaerdict.de.page.genes.read` returns them.
+    manifest : dict or None
+        What manifest.json holds.
+
+    Returns
+    -------
+    Document
+        Summary and sections; those on a model and on a known truth only where there are any.
+    """
     contrasts = _matched(rows_of(results, "contrasts", "name"), genes)
-    verdict = _record(results, "verdict")
-    truth = results.get("truth")
-    decided = decided_by(contrasts, results.get("model_role"))
-    known = checked(contrasts, genes, truth, results.get("interval"), decided) if truth else None
-    found = contrasts_table(contrasts, genes, _scale(results), decided)
+    model, truth = results.get("model"), results.get("truth")
+    parts = findings(contrasts, replicates=_verdict(results)["replicates"], model=model)
+    decider = DECIDERS[parts[0].state]
+    check = truth_check(contrasts, genes, truth, results["interval"]) if truth else None
+    scale = f"LFC is on the {results['scale']} scale: {results['scale_meaning']}."
+    summary_cards = [_calls_card(contrasts, genes), *(Card(p.question, p.answer, p.message, p.tone) for p in parts)]
     sections = [
-        Section("Truth beside the answer", _truth(known) if known else []),
-        Section("Verdict", [cards(answers(verdict, contrasts, genes, decided)), found]),
+        Section("Truth beside the answer", _truth(check, decider) if check else []),
+        Section("Verdict", [cards(summary_cards), contrasts_table(contrasts, genes, scale, decider)]),
         Section("Genes", [genes_view(packed(contrasts, genes, truth))]),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
-        Section("Can the inference be trusted?", _inference(rows_of(results, "diagnostics", "group"), decided)),
-        Section("Which model was kept", _selection(rows_of(results, "selection", "model"))),
-        Section("Does the model fit the counts?", _checks(rows_of(results, "checks", "name", "x", "observed"))),
+        *(_model_sections(model) if model else []),
         Section("Settings", _settings(results)),
     ]
+    what = contrasts[0]["name"] if len(contrasts) == 1 else f"{len(contrasts)} contrasts"
     return Document(
-        _title(contrasts),
-        [*(sentences(known) if known else []), *_summary(results, verdict, contrasts, genes, decided)],
+        f"Differential expression: {what}",
+        [*(truth_messages(check) if check else []), *_summary(results, contrasts, parts)],
         [section for section in sections if section.blocks],
         manifest,
         style=_asset("page.css"),
@@ -69,82 +92,62 @@ def _matched(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Sequence[R
     return contrasts
 
 
-def _record(results: Row, name: str) -> Row:
-    value = results.get(name) or {}
-    if not isinstance(value, dict):
-        raise DataError(f"{name!r} in results.json is a {type(value).__name__}, not a record; run `vaerdict de` again.")
-    return value
+def _verdict(results: Row) -> Row:
+    verdict = results.get("verdict")
+    if not isinstance(verdict, dict) or "messages" not in verdict:
+        raise DataError("results.json holds no verdict as this version writes it; run `vaerdict de` again.")
+    return verdict
 
 
-def _title(contrasts: Sequence[Row]) -> str:
-    what = contrasts[0]["name"] if len(contrasts) == 1 else f"{len(contrasts)} contrasts"
-    return f"Differential expression: {what}"
+def _summary(results: Row, contrasts: Sequence[Row], parts: Sequence[Finding]) -> list[str]:
+    """The calls, the genes tested, what to do next and the warnings; the cards hold the rest of the verdict."""
+    settings, model, verdict = results.get("settings") or {}, results.get("model"), _verdict(results)
+    median = " and the median that centres them" if results["scale"] == "centred" else ""
+    no_refits = model is not None and DECIDERS[parts[0].state].rests_on_model and not model["refits"]
+    steps = advice(
+        parts,
+        first_look=no_refits or verdict["size"] == "few",
+        within_batches=settings.get("batch_key") is not None or settings.get("model") is not None,
+    )
+    tested = f"Genes tested: {results['genes_tested']}. Proportions{median} are over these genes alone."
+    return [calls_message(contrasts), tested, steps, *(f"Warning: {each}" for each in results.get("warnings") or ())]
 
 
-def _summary(
-    results: Row, verdict: Row, contrasts: Sequence[Row], genes: Mapping[str, Genes], decided: str
-) -> list[str]:  # fmt: skip
-    said = [str(words) for words in verdict.get("words") or ()]
-    warnings = [f"Warning: {words}" for words in results.get("warnings") or () if str(words) not in said]
-    settings = _record(results, "settings")
-    refits = {**settings, **_record(settings, "effort")}.get("refits")
-    steps = next_steps(verdict, decided, refits=refits, batches=_batches(settings))
-    # the first words count the calls, as the headline does
-    return [headline(verdict, contrasts, genes, decided), *_tested(results), *said[1:], steps, *warnings]
+def _calls_card(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Card:
+    n = sum(len(called(genes[contrast["name"]])) for contrast in contrasts)
+    total = max(len(genes[contrast["name"]]["gene"]) for contrast in contrasts)
+    answer = f"{n:,} of {total:,}" if len(contrasts) == 1 else f"{n:,} calls in {len(contrasts)} contrasts"
+    rates = sorted({contrast["expected_fdr"] for contrast in contrasts})
+    expected = " to ".join(map(percent, (rates[0], rates[-1])[: len(rates)]))
+    meaning = f"Called at an FDR of {percent(contrasts[0]['level'])}; {expected} of a list are expected to be false."
+    return Card("How many genes are called?", answer, meaning, "good" if n else "open")
 
 
-def _batches(settings: Row) -> bool:
-    """Whether the groups were compared within batches, those named or those of a model that was given."""
-    return settings.get("batch_key") is not None or settings.get("model") is not None
+def _truth(check: TruthCheck, decider: Decider) -> list[Block]:
+    return [cards(truth_cards(check, decider)), *truth_pictures(check), truth_table(check)]
 
 
-def _tested(results: Row) -> list[str]:
-    """Which genes there are in the table, since proportions are of these alone."""
-    words = results.get("genes_words")
-    median = " and the median that centres them" if results.get("scale") == "centred" else ""
-    return [f"Tested were {words}. Proportions{median} are over these genes alone."] if words else []
-
-
-def _scale(results: Row) -> str:
-    words = results.get("scale_words")
-    return f"LFC is on the {results.get('scale', 'model')} scale{f': {words}' if words else ''}."
-
-
-def _truth(known: Checked) -> list[Block]:
-    return [cards(truth_answers(known)), *pictures(known), truth_table(known)]
-
-
-def _inference(rows: Sequence[Row], decided: str) -> list[Block]:
-    aside = [_ASIDE] if decided == COUNTS else []
-    return [*aside, khat_picture(rows), diagnostics_table(rows)] if rows else []
-
-
-def _selection(rows: Sequence[Row]) -> list[Block]:
-    return [selection_table(rows)] if rows else []
-
-
-def _checks(rows: Sequence[Row]) -> list[Block]:
-    return [check_picture(row) for row in rows]
+def _model_sections(model: Row) -> list[Section]:
+    """What was examined of the model, where one was trained or given."""
+    diagnostics, selection = rows_of(model, "diagnostics", "group"), rows_of(model, "selection", "model")
+    checks = rows_of(model, "checks", "name", "x", "observed")
+    return [
+        Section("Importance weights", [khat_picture(diagnostics), diagnostics_table(diagnostics)] if diagnostics else []),
+        Section("Model selection", [selection_table(selection)] if selection else []),
+        Section("Posterior predictive checks", [check_picture(row) for row in checks]),
+    ]
 
 
 def _settings(results: Row) -> list[Block]:
-    settings = {"seed": results.get("seed"), "scale": results.get("scale"), **_record(results, "settings")}
-    rows = [{"what": str(key), "value": flat(value)} for key, value in settings.items()]
-    stages = [{"what": str(key), "value": float(value)} for key, value in _record(results, "seconds").items()]
+    rows = [{"what": str(key), "value": flat(value)} for key, value in (results.get("settings") or {}).items()]
+    stages = [{"what": str(key), "value": float(value)} for key, value in (results.get("seconds") or {}).items()]
     columns = (Column("what", "setting"), Column("value", "value"))
     times = (Column("what", "stage"), Column("value", "seconds", 1))
     return [
         Table("settings", "Every option of this run", columns, rows, detail=True),
-        *([Table("seconds", "Where the time went", times, stages, detail=True)] if stages else []),
+        *([Table("seconds", "Seconds of each stage", times, stages, detail=True)] if stages else []),
     ]
 
 
 def _asset(name: str) -> str:
     return (files("vaerdict.de.page") / name).read_text(encoding="utf-8")
-
-
-def from_run(run_dir: Path) -> Document:
-    """The report on a run directory of `vaerdict de`."""
-    results, manifest = read_run(run_dir)
-    with well_formed(run_dir):
-        return document(results | beside(run_dir), manifest)

@@ -1,7 +1,7 @@
-// Plots on canvas: a frame with axes, marks told apart by shape and colour, and a way to find the nearest mark.
+// Plots on canvas: a frame with axes, marks distinguished by shape and colour, and a search for the nearest mark.
 
 const MARGIN = { left: 52, right: 14, top: 12, bottom: 42 };
-const NOT_CALLED = 0, UP = 1, DOWN = 2;
+const NOT_CALLED = 0, UP = 1, DOWN = 2;   // UP: higher in the first group
 
 function steps(low, high, wanted) {
   const raw = (high - low) / Math.max(wanted, 1), power = 10 ** Math.floor(Math.log10(raw));
@@ -21,8 +21,8 @@ function range(values, around) {
 
 function minus(text) { return text.replace("-", "\u2212"); }
 
-// A canvas made sharp for the screen, with axes and the two maps from data to pixels.
-function frame(canvas, spec) {
+// A canvas frame sharp for the screen, with axes and the two maps from data to pixels.
+function newFrame(canvas, spec) {
   const width = canvas.clientWidth || 480, height = Math.round(Math.min(380, Math.max(250, width * 0.72)));
   const ratio = window.devicePixelRatio || 1, pen = canvas.getContext("2d");
   canvas.width = width * ratio;
@@ -32,12 +32,12 @@ function frame(canvas, spec) {
   const look = getComputedStyle(canvas), colour = name => look.getPropertyValue(name).trim();
   const box = { x0: MARGIN.left, x1: width - MARGIN.right, y0: height - MARGIN.bottom, y1: MARGIN.top };
   const scale = (low, high, from, to) => v => from + (v - low) / (high - low) * (to - from);
-  const made = { pen, box, colour, spec, x: scale(...spec.xRange, box.x0, box.x1), y: scale(...spec.yRange, box.y0, box.y1) };
-  axes(made);
-  return made;
+  const frame = { pen, box, colour, spec, x: scale(...spec.xRange, box.x0, box.x1), y: scale(...spec.yRange, box.y0, box.y1) };
+  drawAxes(frame);
+  return frame;
 }
 
-function axes({ pen, box, colour, spec, x, y }) {
+function drawAxes({ pen, box, colour, spec, x, y }) {
   pen.font = "12px system-ui, sans-serif";
   pen.lineWidth = 1;
   pen.strokeStyle = colour("--line");
@@ -77,8 +77,8 @@ function rule(pen, xa, ya, xb, yb) {
   pen.stroke();
 }
 
-function dashed(made, xa, ya, xb, yb) {
-  const { pen, colour } = made;
+function dashed(frame, xa, ya, xb, yb) {
+  const { pen, colour } = frame;
   pen.save();
   pen.strokeStyle = colour("--ink");
   pen.lineWidth = 1;
@@ -87,31 +87,31 @@ function dashed(made, xa, ya, xb, yb) {
   pen.restore();
 }
 
-// Shape and colour both tell: dots are not called, triangles point to the side of the change.
+// Shape and colour both distinguish: dots are not called, triangles point in the direction of the change.
 function mark(pen, x, y, kind, size) {
   pen.beginPath();
   if (kind === NOT_CALLED) {
     pen.arc(x, y, size * 0.55, 0, 2 * Math.PI);
   } else {
-    const way = kind === UP ? -1 : 1;
-    pen.moveTo(x, y + way * size * 1.15);
-    pen.lineTo(x - size, y - way * size * 0.75);
-    pen.lineTo(x + size, y - way * size * 0.75);
+    const sign = kind === UP ? -1 : 1;
+    pen.moveTo(x, y + sign * size * 1.15);
+    pen.lineTo(x - size, y - sign * size * 0.75);
+    pen.lineTo(x + size, y - sign * size * 0.75);
     pen.closePath();
   }
 }
 
-function colours(made) { return [made.colour("--quiet"), made.colour("--up"), made.colour("--down")]; }
+function colours(frame) { return [frame.colour("--quiet"), frame.colour("--up"), frame.colour("--down")]; }
 
-function scatter(made, data) {
-  const { pen } = made, tint = colours(made);
+function scatter(frame, data) {
+  const { pen } = frame, tint = colours(frame);
   let drawn = 0;
   for (const kind of [NOT_CALLED, DOWN, UP]) {
     pen.fillStyle = tint[kind];
     pen.globalAlpha = kind === NOT_CALLED ? 0.7 : 0.85;
     for (let i = 0; i < data.x.length; i += 1) {
       if (data.kind[i] !== kind || data.x[i] === null || data.y[i] === null) continue;
-      mark(pen, made.x(data.x[i]), made.y(data.y[i]), kind, 4);
+      mark(pen, frame.x(data.x[i]), frame.y(data.y[i]), kind, 4);
       pen.fill();
       drawn += 1;
     }
@@ -120,18 +120,18 @@ function scatter(made, data) {
   return drawn;
 }
 
-// Names beside the marks (above them where the marks lie in a row), in the order given, where there is room.
-function names(made, data, order, label) {
-  const { pen, box } = made, taken = [];
+// Names beside the marks, or above them where marks lie in a row, as long as there is room.
+function names(frame, data, order, label) {
+  const { pen, box } = frame, taken = [];
   pen.font = "11px system-ui, sans-serif";
-  pen.fillStyle = made.colour("--ink");
-  pen.strokeStyle = made.colour("--paper");
+  pen.fillStyle = frame.colour("--ink");
+  pen.strokeStyle = frame.colour("--paper");
   pen.lineWidth = 3;
   pen.lineJoin = "round";
   pen.textAlign = "left";
   for (const i of order) {
     const text = label(i).slice(0, 14), width = pen.measureText(text).width;
-    const px = made.x(data.x[i]), py = made.y(data.y[i]);
+    const px = frame.x(data.x[i]), py = frame.y(data.y[i]);
     const side = px + 7 + width < box.x1 ? px + 7 : px - 7 - width;
     const left = data.above ? Math.min(Math.max(px - width / 2, box.x0), box.x1 - width) : side;
     const spots = (data.above ? [-13, 16, 30] : [0]).map(dy => ({ a: left - 3, b: left + width + 3, y: py + dy }));
@@ -143,12 +143,12 @@ function names(made, data, order, label) {
   }
 }
 
-function ring(made, data, i) {
-  const { pen } = made, px = made.x(data.x[i]), py = made.y(data.y[i]);
-  pen.strokeStyle = made.colour("--ink");
+function ring(frame, data, i) {
+  const { pen } = frame, px = frame.x(data.x[i]), py = frame.y(data.y[i]);
+  pen.strokeStyle = frame.colour("--ink");
   pen.lineWidth = 2;
-  if (data.low && data.low[i] !== null && data.high[i] !== null) rule(pen, px, made.y(data.low[i]), px, made.y(data.high[i]));
-  if (data.left && data.left[i] !== null && data.right[i] !== null) rule(pen, made.x(data.left[i]), py, made.x(data.right[i]), py);
+  if (data.low && data.low[i] !== null && data.high[i] !== null) rule(pen, px, frame.y(data.low[i]), px, frame.y(data.high[i]));
+  if (data.left && data.left[i] !== null && data.right[i] !== null) rule(pen, frame.x(data.left[i]), py, frame.x(data.right[i]), py);
   pen.beginPath();
   pen.arc(px, py, 8, 0, 2 * Math.PI);
   pen.stroke();
@@ -169,36 +169,36 @@ function restored(pen, copy) {
   pen.restore();
 }
 
-function ribbon(made, x, low, high) {
-  const { pen, box } = made;
+function ribbon(frame, x, low, high) {
+  const { pen, box } = frame;
   pen.save();
   pen.beginPath();
   pen.rect(box.x0, box.y1, box.x1 - box.x0, box.y0 - box.y1);
   pen.clip();
   pen.beginPath();
-  x.forEach((v, i) => pen[i ? "lineTo" : "moveTo"](made.x(v), made.y(high[i])));
-  for (let i = x.length - 1; i >= 0; i -= 1) pen.lineTo(made.x(x[i]), made.y(low[i]));
+  x.forEach((v, i) => pen[i ? "lineTo" : "moveTo"](frame.x(v), frame.y(high[i])));
+  for (let i = x.length - 1; i >= 0; i -= 1) pen.lineTo(frame.x(x[i]), frame.y(low[i]));
   pen.closePath();
   pen.globalAlpha = 0.25;
-  pen.fillStyle = made.colour("--up");
+  pen.fillStyle = frame.colour("--up");
   pen.fill();
   pen.restore();
 }
 
-function line(made, x, y) {
-  const { pen } = made;
+function line(frame, x, y) {
+  const { pen } = frame;
   pen.beginPath();
-  x.forEach((v, i) => pen[i ? "lineTo" : "moveTo"](made.x(v), made.y(y[i])));
-  pen.strokeStyle = made.colour("--up");
+  x.forEach((v, i) => pen[i ? "lineTo" : "moveTo"](frame.x(v), frame.y(y[i])));
+  pen.strokeStyle = frame.colour("--up");
   pen.lineWidth = 2;
   pen.stroke();
 }
 
-function nearest(made, data, px, py, reach) {
+function nearest(frame, data, px, py, reach) {
   let best = -1, least = reach * reach;
   for (let i = 0; i < data.x.length; i += 1) {
     if (data.x[i] === null || data.y[i] === null) continue;
-    const distance = (made.x(data.x[i]) - px) ** 2 + (made.y(data.y[i]) - py) ** 2;
+    const distance = (frame.x(data.x[i]) - px) ** 2 + (frame.y(data.y[i]) - py) ** 2;
     if (distance < least) { least = distance; best = i; }
   }
   return best;

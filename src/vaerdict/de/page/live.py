@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from vaerdict.de.page.messages import Answer
-from vaerdict.de.page.table import MEASURES
 from vaerdict.report.document import Live
 from vaerdict.report.page import text
 
 _SYMBOLS = {"good": "✓", "open": "!", "bad": "✗"}
 
-_PLOTS = (
-    (
-        "volcano",
-        "Volcano plot: how large the change is against how sure. Dashed: the chosen rate and delta. Genes whose q "
-        "is zero stand on the top edge.",
-    ),
-    ("ma", "MA plot: the change against how strongly the gene is expressed."),
-    (
-        "fdr",
-        "Expected false discovery rate of this contrast's list by its length; the band is the range that the share of "
-        "false calls may well take. Dashed: the chosen "
-        "rate and the list it gives.",
-    ),
-    ("truth", "The estimate against the truth, known since the data were simulated. Dashed: equality."),
-)
+_PLOTS = {
+    "volcano": "Volcano plot: q-value against fold change. Dashed: the FDR asked for and delta. Genes with a q of zero "
+    "are drawn at the top edge.",
+    "ma": "MA plot: fold change against mean expression.",
+    "fdr": "Expected FDR of the list of this contrast by its length; the band is the 90 % range of the share of false "
+    "calls. Dashed: the FDR asked for and the length of the list.",
+    "truth": "Estimated against true fold change, which is known because the data were simulated. Dashed: equality.",
+}
 
 
-def cards(answers: Sequence[Answer]) -> Live:
-    """The answers at a glance; a symbol and a word stand beside every colour."""
+class Card(NamedTuple):
+    """A question, its answer, what the answer means, and its tone: good, open or bad."""
+
+    question: str
+    answer: str
+    meaning: str
+    tone: str
+
+
+def cards(answers: Sequence[Card]) -> Live:
+    """The answers at a glance; a symbol accompanies every colour."""
     return Live('<ul class="cards">\n' + "\n".join(map(_card, answers)) + "\n</ul>")
 
 
-def _card(answer: Answer) -> str:
-    symbol = f'<span aria-hidden="true">{_SYMBOLS[answer.tone]}</span>'
+def _card(card: Card) -> str:
+    symbol = f'<span aria-hidden="true">{_SYMBOLS[card.tone]}</span>'
     return (
-        f'<li class="{answer.tone}"><p class="question">{text(answer.question)}</p>'
-        f'<p class="answer">{symbol} {text(answer.answer)}</p><p>{text(answer.meaning)}</p></li>'
+        f'<li class="{card.tone}"><p class="question">{text(card.question)}</p>'
+        f'<p class="answer">{symbol} {text(card.answer)}</p><p>{text(card.meaning)}</p></li>'
     )
 
 
 def genes_view(data: str) -> Live:
-    """The chooser, the plots and the table of genes around `data`, which is JSON made safe for a script element."""
+    """The choice of contrast, the plots and the table around `data`, which is JSON made safe for a script element."""
+    plots = "".join(
+        f'<figure><figcaption id="de-{name}-caption">{text(caption)}</figcaption>\n'
+        f'<canvas id="de-{name}" tabindex="0" role="application" aria-describedby="de-{name}-caption">'
+        "</canvas></figure>\n"
+        for name, caption in _PLOTS.items()
+    )
     return Live(f"""<script type="application/json" id="de-data">{data}</script>
 <noscript>
 <p>The plots and the table of genes need scripts; de.csv beside this page holds the same numbers.</p>
@@ -51,29 +58,20 @@ def genes_view(data: str) -> Live:
 <p><label for="de-contrast">Contrast</label> <select id="de-contrast"></select></p>
 <p id="de-now" role="status"></p>
 <ul class="legend" aria-label="Marks in the plots">
-<li><span class="up" aria-hidden="true">▲</span> called, higher in group A</li>
-<li><span class="down" aria-hidden="true">▼</span> called, lower in group A</li>
+<li><span class="up" aria-hidden="true">▲</span> <span id="de-up"></span></li>
+<li><span class="down" aria-hidden="true">▼</span> <span id="de-down"></span></li>
 <li><span class="quiet" aria-hidden="true">●</span> not called</li>
 </ul>
 <p class="note">Point at a mark to read it, or focus a plot and use the arrow keys; Enter or a click
-looks the gene up.</p>
+finds the gene in the table.</p>
 <div class="plots">
-{"".join(_plot(name, caption) for name, caption in _PLOTS)}<p class="tip" id="de-tip" role="status" hidden></p>
+{plots}<p class="tip" id="de-tip" role="status" hidden></p>
 </div>
-{_table()}
+{_TABLE}
 </div>""")
 
 
-def _plot(name: str, caption: str) -> str:
-    return (
-        f'<figure><figcaption id="de-{name}-caption">{text(caption)}</figcaption>\n'
-        f'<canvas id="de-{name}" tabindex="0" role="application" aria-describedby="de-{name}-caption">'
-        "</canvas></figure>\n"
-    )
-
-
-def _table() -> str:
-    return f"""<h3 id="de-title">All genes</h3>
+_TABLE = """<h3 id="de-title">All genes</h3>
 <div class="tools" role="search">
 <label>Search
 <input type="search" id="de-search" placeholder="CD79A, LYZ" autocomplete="off" spellcheck="false"></label>
@@ -92,12 +90,6 @@ def _table() -> str:
 <button type="button" class="act" id="de-last">Last</button>
 </nav>
 <details><summary>What the columns mean</summary>
-<dl class="meanings">
-{_meanings()}
-</dl>
-<p class="note">Numbers on this page carry six significant digits; de.csv holds all of them.</p>
+<dl class="meanings" id="de-meanings"></dl>
+<p class="note">Numbers on this page have six significant digits; de.csv holds all digits.</p>
 </details>"""
-
-
-def _meanings() -> str:
-    return "\n".join(f"<dt>{text(m.title)} ({text(m.key)})</dt><dd>{text(m.about)}</dd>" for m in MEASURES)

@@ -1,22 +1,27 @@
-// The page's state, and the table and plots that follow it. Names are only ever set as text, never as markup.
+// The state of the page, and the table and plots that follow it. Names are set as text only, never as markup.
 
 const PAGE_ROWS = 25;
 const root = document.getElementById("de"), packed = JSON.parse(document.getElementById("de-data").textContent);
 const part = name => document.getElementById("de-" + name);
 const state = { contrast: 0, sort: "", dir: "asc", search: "", only: false, page: 0, extra: false, focus: -1, step: -1 };
-let shown = [];   // the rows that pass the search, in order
-let plots = [];   // what has been drawn, to redraw and to find marks in
+let shown = [];   // rows that match the search, in order
+let plots = [];   // what is drawn, to redraw and to find marks in
 
-const here = () => packed.contrasts[state.contrast];
-const column = key => here().columns[key] || [];
-const measure = key => packed.measures.find(m => m.key === key);
+const contrast = () => packed.contrasts[state.contrast];
+const column = name => contrast().values[name] || [];
 const finite = v => v !== null && v !== undefined;
 
+// Titles and meanings of columns with the names of the groups, which a function as replacement inserts literally.
+const named = text => text.replace(/\{([ab])\}|group_([ab])/g, (_, x, y) => contrast()[x || y]);
+const clipped = name => name.length > 24 ? name.slice(0, 23) + "\u2026" : name;
+const foldChange = () => `log2 fold change, ${clipped(contrast().a)} over ${clipped(contrast().b)}`;
+const outcome = kind => kind === NOT_CALLED ? "not called" : `called, higher in ${kind === UP ? contrast().a : contrast().b}`;
+
 // ---------------------------------------------------------------- numbers in print
-function printed(value, kind, gene) {
+function printed(value, kind, direction) {
   if (!finite(value)) return "\u2013";
   if (kind === "text") return value;
-  if (kind === "flag") return value ? (gene === DOWN ? "\u25bc down" : gene === UP ? "\u25b2 up" : "yes") : "no";
+  if (kind === "flag") return value ? (direction === DOWN ? "\u25bc down" : direction === UP ? "\u25b2 up" : "yes") : "no";
   if (kind === "lfc") return minus((value > 0 ? "+" : "") + value.toFixed(2));
   if (kind === "prob") return value.toFixed(3);
   if (value === 0) return "0";
@@ -24,7 +29,7 @@ function printed(value, kind, gene) {
   return minus(value.toPrecision(3).replace(/e\+?(-?\d+)$/, "e$1"));
 }
 
-function side(i) {
+function direction(i) {
   if (!column("is_de")[i]) return NOT_CALLED;
   return column("lfc_mean")[i] < 0 ? DOWN : UP;
 }
@@ -33,12 +38,12 @@ function count(n) { return n.toLocaleString("en"); }
 
 // ---------------------------------------------------------------- which rows, in which order
 function matching() {
-  const wanted = state.search.toLowerCase().split(/[\s,;]+/).filter(Boolean), genes = column("gene"), flags = column("is_de");
+  const terms = state.search.toLowerCase().split(/[\s,;]+/).filter(Boolean), genes = column("gene"), flags = column("is_de");
   const rows = [];
   for (let i = 0; i < genes.length; i += 1) {
     if (state.only && !flags[i]) continue;
     const gene = genes[i].toLowerCase();
-    if (!wanted.length || gene.includes(state.search.toLowerCase()) || wanted.some(w => gene.includes(w))) rows.push(i);
+    if (!terms.length || gene.includes(state.search.toLowerCase()) || terms.some(term => gene.includes(term))) rows.push(i);
   }
   return rows;
 }
@@ -59,36 +64,36 @@ function ranked(rows) {
 }
 
 // ---------------------------------------------------------------- the table
-function visibleMeasures() { return packed.measures.filter(m => (state.extra || !m.extra) && column(m.key).length); }
+function visibleColumns() { return packed.columns.filter(c => (state.extra || !c.extra) && column(c.name).length); }
 
-function heading(m) {
-  const head = document.createElement("th"), button = document.createElement("button"), name = document.createElement("abbr");
+function heading({ name, title, meaning, kind }) {
+  const head = document.createElement("th"), button = document.createElement("button"), text = document.createElement("abbr");
   head.scope = "col";
-  if (m.key === state.sort) head.setAttribute("aria-sort", state.dir === "asc" ? "ascending" : "descending");
-  if (m.kind === "text" || m.kind === "flag") head.className = "text";
-  name.textContent = m.title;
-  name.title = m.about;
+  if (name === state.sort) head.setAttribute("aria-sort", state.dir === "asc" ? "ascending" : "descending");
+  if (kind === "text" || kind === "flag") head.className = "text";
+  text.textContent = named(title);
+  text.title = named(meaning);
   button.type = "button";
-  button.dataset.key = m.key;
-  button.append(name);
+  button.dataset.key = name;
+  button.append(text);
   button.addEventListener("click", () => {
-    const first = m.kind === "text" || m.key === "q_value" || m.key === "mcse" ? "asc" : "desc";
+    const first = kind === "text" || name === "q_value" || name === "mcse" ? "asc" : "desc";
     const turned = state.dir === "asc" ? "desc" : "asc";
-    go({ sort: m.key, dir: state.sort === m.key ? turned : first, page: 0 });
-    root.querySelector(`thead button[data-key="${m.key}"]`).focus();
+    go({ sort: name, dir: state.sort === name ? turned : first, page: 0 });
+    root.querySelector(`thead button[data-key="${name}"]`).focus();
   });
   head.append(button);
   return head;
 }
 
-function tableRow(i, measures) {
+function tableRow(i, columns) {
   const row = document.createElement("tr");
-  for (const m of measures) {
-    const cell = document.createElement(m.key === "gene" ? "th" : "td");
-    const way = m.key === "is_de" ? side(i) : NOT_CALLED;
-    if (m.key === "gene") cell.scope = "row";
-    if (m.kind === "flag") cell.className = "flag" + (way === UP ? " up" : way === DOWN ? " down" : "");
-    cell.textContent = printed(column(m.key)[i], m.kind, way);
+  for (const { name, kind } of columns) {
+    const cell = document.createElement(name === "gene" ? "th" : "td");
+    const change = name === "is_de" ? direction(i) : NOT_CALLED;
+    if (name === "gene") cell.scope = "row";
+    if (kind === "flag") cell.className = "flag" + (change === UP ? " up" : change === DOWN ? " down" : "");
+    cell.textContent = printed(column(name)[i], kind, change);
     row.append(cell);
   }
   row.addEventListener("pointerenter", () => focusOn(i));
@@ -99,11 +104,11 @@ function drawTable() {
   shown = ordered(matching());
   const pages = Math.max(1, Math.ceil(shown.length / PAGE_ROWS));
   state.page = Math.min(Math.max(state.page, 0), pages - 1);
-  const from = state.page * PAGE_ROWS, rows = shown.slice(from, from + PAGE_ROWS), measures = visibleMeasures();
+  const from = state.page * PAGE_ROWS, rows = shown.slice(from, from + PAGE_ROWS), columns = visibleColumns();
   const head = document.createElement("tr");
-  head.append(...measures.map(heading));
+  head.append(...columns.map(heading));
   part("table").tHead.replaceChildren(head);
-  part("table").tBodies[0].replaceChildren(...rows.map(i => tableRow(i, measures)));
+  part("table").tBodies[0].replaceChildren(...rows.map(i => tableRow(i, columns)));
   part("where").textContent = rows.length
     ? `${count(from + 1)}\u2013${count(from + rows.length)} of ${count(shown.length)} genes` : "No gene matches.";
   for (const name of ["first", "back"]) part(name).disabled = state.page === 0;
@@ -115,15 +120,15 @@ function drawTable() {
 function csv() {
   const quoted = v => /[",\r\n]/.test(v) ? `"${v.replaceAll('"', '""')}"` : v;
   const text = v => !finite(v) ? "" : v === true ? "True" : v === false ? "False" : quoted(String(v));
-  const keys = packed.measures.map(m => m.key).filter(key => column(key).length);
-  const lines = shown.map(i => [here().name, ...keys.map(key => column(key)[i])].map(text).join(","));
-  return [["contrast", ...keys].join(","), ...lines].join("\r\n") + "\r\n";
+  const { name, group_a: a, group_b: b } = contrast(), keys = packed.columns.map(c => c.name).filter(key => column(key).length);
+  const lines = shown.map(i => [name, a, b, ...keys.map(key => column(key)[i])].map(text).join(","));
+  return [["contrast", "group_a", "group_b", ...keys].join(","), ...lines].join("\r\n") + "\r\n";
 }
 
 function save() {
   const link = document.createElement("a"), address = URL.createObjectURL(new Blob([csv()], { type: "text/csv" }));
   link.href = address;
-  link.download = "de-" + here().name.replace(/[^0-9A-Za-z]+/g, "-").slice(0, 60) + ".csv";
+  link.download = "de-" + contrast().name.replace(/[^0-9A-Za-z]+/g, "-").slice(0, 60) + ".csv";
   link.click();
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
@@ -132,20 +137,20 @@ function save() {
 function logs(values) { return values.map(v => finite(v) && v > 0 ? Math.log10(v) : null); }
 
 function volcano(kind) {
-  const q = column("q_value"), positive = q.filter(v => v > 0), level = here().level;
+  const q = column("q_value"), positive = q.filter(v => v > 0), level = contrast().level;
   const floor = Math.max(1e-10, positive.reduce((a, b) => Math.min(a, b), finite(level) ? level / 10 : 0.01));
   const data = {
     x: column("lfc_mean"), y: q.map(v => finite(v) ? -Math.log10(Math.max(v, floor)) : null), kind,
     left: column("lfc_low"), right: column("lfc_high"), above: true,
   };
-  const lines = made => {
-    const delta = here().delta, { box } = made;
-    if (finite(level) && level > 0) dashed(made, box.x0, made.y(-Math.log10(level)), box.x1, made.y(-Math.log10(level)));
-    if (delta) for (const at of [-delta, delta]) dashed(made, made.x(at), box.y0, made.x(at), box.y1);
+  const lines = frame => {
+    const delta = contrast().delta, { box } = frame;
+    if (finite(level) && level > 0) dashed(frame, box.x0, frame.y(-Math.log10(level)), box.x1, frame.y(-Math.log10(level)));
+    if (delta) for (const at of [-delta, delta]) dashed(frame, frame.x(at), box.y0, frame.x(at), box.y1);
   };
   return { data, lines, spec: {
     xRange: range(data.x, [-1, 1]), yRange: range(data.y, [0, -1.1 * Math.log10(floor)]),
-    xTitle: "log2 fold change", yTitle: "\u2212log10 q",
+    xTitle: foldChange(), yTitle: "\u2212log10 q",
   } };
 }
 
@@ -153,31 +158,31 @@ function ma(kind) {
   const a = column("mean_a"), b = column("mean_b");
   const x = logs(a.map((v, i) => finite(v) && finite(b[i]) ? (v + b[i]) / 2 : null));
   const data = { x, y: column("lfc_mean"), kind, low: column("lfc_low"), high: column("lfc_high") };
-  const lines = made => dashed(made, made.box.x0, made.y(0), made.box.x1, made.y(0));
+  const lines = frame => dashed(frame, frame.box.x0, frame.y(0), frame.box.x1, frame.y(0));
   return { data, lines, spec: {
     xRange: range(x, []), yRange: range(data.y, [-1, 1]), xLog: true,
-    xTitle: "mean expression (log scale)", yTitle: "log2 fold change",
+    xTitle: "mean expression (log scale)", yTitle: foldChange(),
   } };
 }
 
 function truth(kind) {
-  const data = { x: here().truth, y: column("lfc_mean"), kind, low: column("lfc_low"), high: column("lfc_high") };
+  const data = { x: contrast().truth, y: column("lfc_mean"), kind, low: column("lfc_low"), high: column("lfc_high") };
   const both = range([...data.x, ...data.y], [-1, 1]);
-  const lines = made => dashed(made, made.x(both[0]), made.y(both[0]), made.x(both[1]), made.y(both[1]));
-  return { data, lines, spec: { xRange: both, yRange: both, xTitle: "true log2 fold change", yTitle: "estimate" } };
+  const lines = frame => dashed(frame, frame.x(both[0]), frame.y(both[0]), frame.x(both[1]), frame.y(both[1]));
+  return { data, lines, spec: { xRange: both, yRange: both, xTitle: "true log2 fold change", yTitle: "estimated log2 fold change" } };
 }
 
 function drawScatter(name, build) {
-  const canvas = part(name), { data, lines, spec } = build(column("gene").map((_, i) => side(i)));
-  const made = frame(canvas, spec);
-  lines(made);
-  canvas.dataset.points = scatter(made, data);
-  names(made, data, labelled(data), i => column("gene")[i]);
-  canvas.setAttribute("aria-label", inWords(spec));
-  plots.push({ canvas, made, data, base: copied(canvas) });
+  const canvas = part(name), { data, lines, spec } = build(column("gene").map((_, i) => direction(i)));
+  const frame = newFrame(canvas, spec);
+  lines(frame);
+  canvas.dataset.points = scatter(frame, data);
+  names(frame, data, labelled(data), i => column("gene")[i]);
+  canvas.setAttribute("aria-label", description(spec));
+  plots.push({ canvas, frame, data, base: copied(canvas) });
 }
 
-// The strongest of each side, so that the eye has names to start from.
+// The genes with the largest changes in each direction get a label.
 function labelled(data) {
   const lfc = column("lfc_mean"), drawn = i => finite(data.x[i]) && finite(data.y[i]);
   const by = kind => lfc.map((_, i) => i).filter(i => data.kind[i] === kind && drawn(i))
@@ -185,36 +190,36 @@ function labelled(data) {
   return [...by(UP), ...by(DOWN)];
 }
 
-function inWords(spec) {
-  const kinds = column("gene").map((_, i) => side(i)), n = kind => count(kinds.filter(k => k === kind).length);
-  return `${spec.yTitle} against ${spec.xTitle} of ${count(kinds.length)} genes: ${n(UP)} called up, ${n(DOWN)} called down, ` +
-    `${n(NOT_CALLED)} not called. Arrow keys step through the called genes, Enter looks one up in the table.`;
+function description(spec) {
+  const kinds = column("gene").map((_, i) => direction(i)), n = kind => count(kinds.filter(k => k === kind).length);
+  return `${spec.yTitle} against ${spec.xTitle} of ${count(kinds.length)} genes: ${n(UP)} ${outcome(UP)}; ${n(DOWN)} ` +
+    `${outcome(DOWN)}; ${n(NOT_CALLED)} not called. Arrow keys step through the called genes, Enter finds one in the table.`;
 }
 
-// Lists far beyond the chosen rate are of no use to anyone, and would press the part that matters into a corner.
+// Lists far beyond the FDR asked for are cut off, so that the part of interest fills the plot.
 function curveEnd({ k, expected }, level) {
   const beyond = expected.findIndex(v => v > 6 * level);
   return beyond < 2 ? k.length : beyond + 1;
 }
 
 function drawCurve() {
-  const curve = here().curve, canvas = part("fdr");
+  const curve = contrast().curve, canvas = part("fdr");
   canvas.closest("figure").hidden = !curve || !curve.k.length;
   if (!curve || !curve.k.length) return;
-  const level = here().level, end = curveEnd(curve, level || 0.05), cut = values => values.slice(0, end);
+  const level = contrast().level, end = curveEnd(curve, level || 0.05), cut = values => values.slice(0, end);
   const [k, expected, low, high] = [curve.k, curve.expected, curve.low || curve.expected, curve.high || curve.expected].map(cut);
-  const made = frame(canvas, {
+  const frame = newFrame(canvas, {
     xRange: [0, k[k.length - 1]], yRange: [0, 1.2 * Math.max(expected[k.length - 1], 2 * (level || 0.05))],
     xTitle: "genes in the list", yTitle: "expected FDR",
   });
-  ribbon(made, k, low, high);
-  line(made, k, expected);
-  if (finite(level)) dashed(made, made.box.x0, made.y(level), made.box.x1, made.y(level));
-  const n = here().n_discoveries;
-  if (n) dashed(made, made.x(n), made.box.y0, made.x(n), made.box.y1);
+  ribbon(frame, k, low, high);
+  line(frame, k, expected);
+  if (finite(level)) dashed(frame, frame.box.x0, frame.y(level), frame.box.x1, frame.y(level));
+  const n = contrast().n_discoveries;
+  if (n) dashed(frame, frame.x(n), frame.box.y0, frame.x(n), frame.box.y1);
   canvas.setAttribute("aria-label", `Expected false discovery rate against the length of the list: ` +
     `${count(n || 0)} genes at a level of ${level}. Arrow keys read the curve.`);
-  plots.push({ canvas, made, data: { x: k, y: expected, low, high }, base: copied(canvas), isCurve: true });
+  plots.push({ canvas, frame, data: { x: k, y: expected, low, high }, base: copied(canvas), isCurve: true });
 }
 
 function draw() {
@@ -222,42 +227,42 @@ function draw() {
   drawScatter("volcano", volcano);
   if (column("mean_a").length && column("mean_b").length) drawScatter("ma", ma);
   else part("ma").closest("figure").hidden = true;
-  part("truth").closest("figure").hidden = !here().truth;
-  if (here().truth) drawScatter("truth", truth);
+  part("truth").closest("figure").hidden = !contrast().truth;
+  if (contrast().truth) drawScatter("truth", truth);
   drawCurve();
   highlight();
 }
 
 // ---------------------------------------------------------------- the gene in focus
-// Thirty thousand marks are drawn once; what moves is drawn upon the copy.
+// All marks are drawn once; the highlight is drawn on a copy.
 function highlight() {
-  for (const { made, data, base, isCurve } of plots) {
+  for (const { frame, data, base, isCurve } of plots) {
     const i = isCurve ? state.step : state.focus;
-    restored(made.pen, base);
-    if (i >= 0 && finite(data.x[i]) && finite(data.y[i])) ring(made, data, i);
+    restored(frame.pen, base);
+    if (i >= 0 && finite(data.x[i]) && finite(data.y[i])) ring(frame, data, i);
   }
 }
 
-function say(plot, i, lines) {
+function showTip(plot, i, lines) {
   const tip = part("tip"), [name, ...rest] = lines, strong = document.createElement("strong");
   strong.textContent = name;
   tip.replaceChildren(strong, ...rest.flatMap(text => [document.createElement("br"), text]));
   tip.hidden = false;
   const area = tip.offsetParent.getBoundingClientRect(), at = plot.canvas.getBoundingClientRect();
-  const x = at.left - area.left + plot.made.x(plot.data.x[i]), y = at.top - area.top + plot.made.y(plot.data.y[i]);
+  const x = at.left - area.left + plot.frame.x(plot.data.x[i]), y = at.top - area.top + plot.frame.y(plot.data.y[i]);
   tip.style.left = Math.max(0, Math.min(x + 14, area.width - tip.offsetWidth)) + "px";
   tip.style.top = y + 16 + "px";
 }
 
-function geneWords(i) {
+function geneLines(i) {
   const show = (key, kind) => printed(column(key)[i], kind);
-  const words = [
+  const lines = [
     column("gene")[i],
     `LFC ${show("lfc_mean", "lfc")} [${show("lfc_low", "lfc")}, ${show("lfc_high", "lfc")}]`,
     `q ${show("q_value", "small")}, P(DE) ${show("prob_de", "prob")}`,
   ];
-  if (here().truth && finite(here().truth[i])) words.push(`true LFC ${printed(here().truth[i], "lfc")}`);
-  return [...words, ["not called", "called up", "called down"][side(i)]];
+  if (contrast().truth && finite(contrast().truth[i])) lines.push(`true LFC ${printed(contrast().truth[i], "lfc")}`);
+  return [...lines, outcome(direction(i))];
 }
 
 function focusOn(i) {
@@ -271,11 +276,11 @@ function point(plot, i) {
     state.step = i;
     highlight();
     const share = v => (100 * v).toFixed(1) + "%";
-    say(plot, i, [`${count(plot.data.x[i])} genes`,
+    showTip(plot, i, [`${count(plot.data.x[i])} genes`,
       `expected FDR ${share(plot.data.y[i])} [${share(plot.data.low[i])}, ${share(plot.data.high[i])}]`]);
   } else {
     focusOn(i);
-    say(plot, i, geneWords(i));
+    showTip(plot, i, geneLines(i));
   }
 }
 
@@ -289,31 +294,31 @@ function listen(canvas) {
   const plot = () => plots.find(p => p.canvas === canvas);
   canvas.addEventListener("pointermove", event => {
     const at = canvas.getBoundingClientRect();
-    const i = nearest(plot().made, plot().data, event.clientX - at.left, event.clientY - at.top, plot().isCurve ? 60 : 14);
+    const i = nearest(plot().frame, plot().data, event.clientX - at.left, event.clientY - at.top, plot().isCurve ? 60 : 14);
     if (i >= 0) point(plot(), i); else if (!part("tip").hidden) clear();
   });
   canvas.addEventListener("pointerleave", clear);
   canvas.addEventListener("blur", clear);
   canvas.addEventListener("click", () => { if (!plot().isCurve && state.focus >= 0) lookUp(); });
-  canvas.addEventListener("keydown", event => step(event, plot()));
+  canvas.addEventListener("keydown", event => onKey(event, plot()));
 }
 
-function step(event, plot) {
-  const way = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
+function onKey(event, plot) {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
   if (event.key === "Escape") return clear();
   if (event.key === "Enter" && !plot.isCurve && state.focus >= 0) return lookUp();
-  if (!way) return;
+  if (!step) return;
   event.preventDefault();
   const stops = plot.isCurve ? plot.data.x.map((_, i) => i) : stopsOf(plot);
   const at = stops.indexOf(plot.isCurve ? state.step : state.focus);
-  const to = Math.min(Math.max(at + way, 0), stops.length - 1);
+  const to = Math.min(Math.max(at + step, 0), stops.length - 1);
   if (stops.length) point(plot, stops[to]);
 }
 
 function stopsOf(plot) {
   const drawn = column("gene").map((_, i) => i).filter(i => finite(plot.data.x[i]) && finite(plot.data.y[i]));
-  const found = drawn.filter(i => side(i) !== NOT_CALLED);
-  return ranked(found.length ? found : drawn);
+  const called = drawn.filter(i => direction(i) !== NOT_CALLED);
+  return ranked(called.length ? called : drawn);
 }
 
 function lookUp() {
@@ -324,24 +329,24 @@ function lookUp() {
 
 // ---------------------------------------------------------------- the state, also in the address
 function fromAddress() {
-  const given = new URLSearchParams(location.hash.slice(1)), at = Number(given.get("contrast") || 0);
-  const sort = given.get("sort") || "";
+  const address = new URLSearchParams(location.hash.slice(1)), at = Number(address.get("contrast") || 0);
+  const sort = address.get("sort") || "";
   return {
-    contrast: packed.contrasts[at] ? at : 0, sort: measure(sort) ? sort : "", dir: given.get("dir") === "desc" ? "desc" : "asc",
-    search: given.get("search") || "", only: given.get("only") === "1", extra: given.get("extra") === "1",
-    page: Math.max(0, (parseInt(given.get("page"), 10) || 1) - 1),
+    contrast: packed.contrasts[at] ? at : 0, sort: packed.columns.some(c => c.name === sort) ? sort : "", dir: address.get("dir") === "desc" ? "desc" : "asc",
+    search: address.get("search") || "", only: address.get("only") === "1", extra: address.get("extra") === "1",
+    page: Math.max(0, (parseInt(address.get("page"), 10) || 1) - 1),
   };
 }
 
 function toAddress() {
-  const given = new URLSearchParams(), { contrast, sort, dir, search, only, extra, page } = state;
-  if (contrast) given.set("contrast", contrast);
-  if (sort) { given.set("sort", sort); given.set("dir", dir); }
-  if (search) given.set("search", search);
-  if (only) given.set("only", "1");
-  if (extra) given.set("extra", "1");
-  if (page) given.set("page", page + 1);
-  if (given.toString() !== location.hash.slice(1)) history.replaceState(null, "", "#" + given);
+  const address = new URLSearchParams(), { contrast, sort, dir, search, only, extra, page } = state;
+  if (contrast) address.set("contrast", contrast);
+  if (sort) { address.set("sort", sort); address.set("dir", dir); }
+  if (search) address.set("search", search);
+  if (only) address.set("only", "1");
+  if (extra) address.set("extra", "1");
+  if (page) address.set("page", page + 1);
+  if (address.toString() !== location.hash.slice(1)) history.replaceState(null, "", "#" + address);
 }
 
 function go(change) {
@@ -353,17 +358,27 @@ function go(change) {
 }
 
 function show(redraw) {
-  const { name, level, columns, n_called: called, n_genes: all } = here(), held = columns.gene.length;
+  const { name, level, n_called: called, n_genes: all } = contrast(), loaded = column("gene").length;
   part("contrast").value = state.contrast;
   part("now").textContent = `${name}: ${count(called)} of ${count(all)} genes called` +
-    (finite(level) ? ` at a false discovery rate of ${Number((100 * level).toPrecision(3))}%.` : ".") +
-    (held < all ? ` This page holds the ${count(held)} surest of them; de.csv holds all.` : "");
+    (finite(level) ? ` at an FDR of ${Number((100 * level).toPrecision(3))}%.` : ".") +
+    (loaded < all ? ` This page holds the ${count(loaded)} genes with the smallest q; de.csv holds all.` : "");
+  part("up").textContent = outcome(UP);
+  part("down").textContent = outcome(DOWN);
+  part("meanings").replaceChildren(...packed.columns.flatMap(meaningOf));
   if (part("search").value !== state.search) part("search").value = state.search;
   part("only").checked = state.only;
   part("extra").checked = state.extra;
   root.dataset.contrast = state.contrast;
   drawTable();
   if (redraw) draw();
+}
+
+function meaningOf(spec) {
+  const term = document.createElement("dt"), meaning = document.createElement("dd");
+  term.textContent = `${named(spec.title)} (${spec.name})`;
+  meaning.textContent = named(spec.meaning);
+  return [term, meaning];
 }
 
 function start() {

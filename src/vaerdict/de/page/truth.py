@@ -1,4 +1,4 @@
-"""Truth beside the answer: where the data were simulated, were the calls, the ranking and the intervals right?"""
+"""Answers against a known truth: where the data were simulated, were the calls, the ranking and the intervals right?"""
 
 from __future__ import annotations
 
@@ -10,54 +10,50 @@ from scipy import stats
 from torch import Tensor
 
 from vaerdict.de.metrics import coverage, fdr_curve, measure
-from vaerdict.de.page import truth_plots as de_truth_plots
-from vaerdict.de.page.messages import Answer, percent
-from vaerdict.de.page.table import Genes
-from vaerdict.de.verdict import BOTH, COUNTS, MODEL
+from vaerdict.de.page import figures
+from vaerdict.de.page.genes import Genes
+from vaerdict.de.page.live import Card
+from vaerdict.de.page.tables import NAIVE
+from vaerdict.de.verdict import Decider
 from vaerdict.report.document import Picture
 from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
-REPORTED, PLAIN = "reported", "plain bootstrap"
+REPORTED, BOOTSTRAP = "reported", "naive bootstrap"
 OVERALL = "all contrasts"
 
-_ADDED = {
-    COUNTS: "What do dispersion and shrinkage add?",
-    BOTH: "What do shrinkage and the model add?",
-    MODEL: "What does the model add?",
-}
 _CHANCE = 0.05  # more false calls than chance gives in one of twenty lists are too many
 _MOST = 0.8  # a share of the changed genes that is most of them
-_CLOSE, _FAR = 0.05, 0.15  # shares by which intervals may miss their stated coverage: hardly, and by far
+_CLOSE, _FAR = 0.05, 0.15  # differences between stated and achieved coverage
 
 
-class Known(NamedTuple):
-    """Genes whose true fold change is known, with what is reported of them and what a plain bootstrap says.
-
-    Shapes: all ``(genes,)``; `raw` is missing where de.csv has no such columns.
-    """
-
-    truth: Tensor
-    low: Tensor
-    high: Tensor
-    said: Said
-    raw: Said | None
-
-
-class Said(NamedTuple):
-    """What a method says of the genes. Shapes: all ``(genes,)``."""
+class MethodCalls(NamedTuple):
+    """Estimates and calls of a method. Shapes: all ``(genes,)``."""
 
     lfc: Tensor
     prob: Tensor
     called: Tensor
 
 
+class KnownGenes(NamedTuple):
+    """Genes whose true fold change is known, with what is reported of them and what a naive bootstrap gives.
+
+    Shapes: all ``(genes,)``; `naive` is None where de.csv has no such columns.
+    """
+
+    truth: Tensor
+    low: Tensor
+    high: Tensor
+    reported: MethodCalls
+    naive: MethodCalls | None
+
+
 class Score(NamedTuple):
-    """How right a method was: calls, false ones, genes that do change, those found; ranking, error, coverage."""
+    """Numbers of calls, of false calls, of changed genes and of those called; ranking, error of the LFC, coverage."""
 
     called: int
     false: int
-    real: int
+    changed: int
     found: int
     ranking: float | None
     error: float
@@ -65,237 +61,215 @@ class Score(NamedTuple):
 
     @property
     def fdp(self) -> float:
-        """The share of the calls that is false; of none, none."""
+        """The share of false calls, zero without calls."""
         return self.false / self.called if self.called else 0.0
 
     @property
     def tpr(self) -> float | None:
-        """The share of the changed genes that is found."""
-        return self.found / self.real if self.real else None
+        """The share of the changed genes that is called."""
+        return self.found / self.changed if self.changed else None
 
 
-class Checked(NamedTuple):
-    """The known genes of every contrast and of all together, at the delta, rate and interval that were asked for.
+class TruthCheck(NamedTuple):
+    """The known genes of every contrast, and of all together; at the delta, level and interval of the run."""
 
-    `decided` says who decided the genes.
-    """
-
-    known: Mapping[str, Known]
+    genes: Mapping[str, KnownGenes]
     delta: float
-    level: float | None
-    interval: float | None
-    decided: str = MODEL
+    level: float
+    interval: float
+
+    @property
+    def overall(self) -> str:
+        """The name under which all genes are."""
+        return OVERALL if OVERALL in self.genes else next(iter(self.genes))
 
     def score(self, name: str, method: str = REPORTED) -> Score | None:
-        """The score of a method in a contrast; None where it said nothing."""
-        known = self.known[name]
-        said = known.said if method == REPORTED else known.raw
-        if said is None or not len(known.truth):
+        """The score of a method in a contrast; None where it has no answers."""
+        genes = self.genes[name]
+        calls = genes.reported if method == REPORTED else genes.naive
+        if calls is None or not len(genes.truth):
             return None
-        real = known.truth.abs() >= self.delta
-        held = coverage(known.low, known.high, known.truth) if method == REPORTED else None
+        real = genes.truth.abs() >= self.delta
         return Score(
-            int(said.called.sum()),
-            int((said.called & ~real).sum()),
+            int(calls.called.sum()),
+            int((calls.called & ~real).sum()),
             int(real.sum()),
-            int((said.called & real).sum()),
-            measure(said.prob, said.lfc, known.truth, self.delta)["auprc"] if real.any() else None,
-            (said.lfc - known.truth).abs().mean().item(),
-            held,
+            int((calls.called & real).sum()),
+            measure(calls.prob, calls.lfc, genes.truth, self.delta)["auprc"] if real.any() else None,
+            (calls.lfc - genes.truth).abs().mean().item(),
+            coverage(genes.low, genes.high, genes.truth) if method == REPORTED else None,
         )
 
 
-def checked(
-    contrasts: Sequence[Row],
-    genes: Mapping[str, Genes],
-    truth: Mapping[str, Any],
-    interval: float | None,
-    decided: str,
-) -> Checked | None:
-    """Everything of which the truth is known, None without any; `truth` maps contrasts to genes to true LFCs."""
-    known = {c["name"]: _known(genes[c["name"]], truth[c["name"]]) for c in contrasts if c["name"] in truth}
-    if len(known) > 1:
-        known[OVERALL] = _together(list(known.values()))
-    first = contrasts[0]
-    return Checked(known, first.get("delta") or 0.0, first.get("level"), interval, decided) if known else None
+def truth_check(
+    contrasts: Sequence[Row], genes: Mapping[str, Genes], truth: Mapping[str, Any], interval: float
+) -> TruthCheck | None:
+    """The genes whose truth is known, None without any; `truth` maps contrasts to genes to true LFCs."""
+    parts = {c["name"]: _known(genes[c["name"]], truth[c["name"]]) for c in contrasts if c["name"] in truth}
+    if len(parts) > 1:
+        parts[OVERALL] = _joined(list(parts.values()))
+    return TruthCheck(parts, contrasts[0]["delta"], contrasts[0]["level"], interval) if parts else None
 
 
-def _known(genes: Genes, truth: Mapping[str, float]) -> Known:
-    has_raw = {"raw_lfc", "raw_prob_de", "raw_is_de"} <= genes.keys()
-    numbers = ["lfc_mean", "lfc_low", "lfc_high", "prob_de", *(["raw_lfc", "raw_prob_de"] if has_raw else [])]
-    place = [
+def _known(genes: Genes, truth: Mapping[str, float]) -> KnownGenes:
+    has_naive = {"naive_lfc", "naive_prob_de", "naive_is_de"} <= genes.keys()
+    numbers = ["lfc_mean", "lfc_low", "lfc_high", "prob_de", *(["naive_lfc", "naive_prob_de"] if has_naive else [])]
+    rows = [
         i for i, gene in enumerate(genes["gene"]) if gene in truth and all(genes[k][i] is not None for k in numbers)
     ]
 
     def pick(key: str) -> Tensor:
-        return torch.tensor([float(genes[key][i] or 0) for i in place], dtype=torch.float64)
+        return torch.tensor([float(genes[key][i] or 0) for i in rows], dtype=torch.float64)
 
-    def said(prefix: str, lfc: str) -> Said:
-        return Said(pick(lfc), pick(f"{prefix}prob_de"), pick(f"{prefix}is_de") > 0)
-
-    exact = torch.tensor([truth[genes["gene"][i]] for i in place], dtype=torch.float64)
-    raw = said("raw_", "raw_lfc") if has_raw else None
-    return Known(exact, pick("lfc_low"), pick("lfc_high"), said("", "lfc_mean"), raw)
+    exact = torch.tensor([truth[genes["gene"][i]] for i in rows], dtype=torch.float64)
+    reported = MethodCalls(pick("lfc_mean"), pick("prob_de"), pick("is_de") > 0)
+    naive = MethodCalls(pick("naive_lfc"), pick("naive_prob_de"), pick("naive_is_de") > 0) if has_naive else None
+    return KnownGenes(exact, pick("lfc_low"), pick("lfc_high"), reported, naive)
 
 
-def _together(parts: Sequence[Known]) -> Known:
-    raws = [part.raw for part in parts if part.raw is not None]
+def _joined(parts: Sequence[KnownGenes]) -> KnownGenes:
+    def calls(chosen: Sequence[MethodCalls]) -> MethodCalls:
+        return MethodCalls(*map(torch.cat, zip(*chosen, strict=True)))
+
     exact, low, high = (torch.cat(columns) for columns in zip(*(part[:3] for part in parts), strict=True))
-    raw = _joined(raws) if len(raws) == len(parts) else None
-    return Known(exact, low, high, _joined([part.said for part in parts]), raw)
+    naive = [part.naive for part in parts if part.naive is not None]
+    whole = calls(naive) if len(naive) == len(parts) else None
+    return KnownGenes(exact, low, high, calls([part.reported for part in parts]), whole)
 
 
-def _joined(parts: Sequence[Said]) -> Said:
-    return Said(*map(torch.cat, zip(*parts, strict=True)))
-
-
-# ------------------------------------------------------------------------------------------------------ in words
-def whole(found: Checked) -> str:
-    """The name under which all genes stand."""
-    return OVERALL if OVERALL in found.known else next(iter(found.known))
-
-
-def sentences(found: Checked) -> list[str]:
-    """What the truth says of the answer, the most important first."""
-    score, raw = found.score(whole(found)), found.score(whole(found), PLAIN)
+# ------------------------------------------------------------------------------------------------------ messages
+def truth_messages(check: TruthCheck) -> list[str]:
+    """How right the answer is, the most important first."""
+    score, naive = check.score(check.overall), check.score(check.overall, BOOTSTRAP)
     if score is None:
         return []
+    opening = "The data were simulated, so that the answer can be checked."
     return [
-        f"The data were simulated, so that the answer can be checked. {_rate(found, score)} {_recall(found, score)}",
-        f"{_held(found, score)}{_beside(score, raw) if raw else ''}",
+        f"{opening} {_rate(check, score)} {_recall(check, score)}",
+        " ".join([_coverage(check, score), *([_compared(score, naive)] if naive else [])]),
     ]
 
 
-def truth_answers(found: Checked) -> list[Answer]:
+def truth_cards(check: TruthCheck, decider: Decider) -> list[Card]:
     """The questions that only the truth answers."""
-    score, raw = found.score(whole(found)), found.score(whole(found), PLAIN)
+    score, naive = check.score(check.overall), check.score(check.overall, BOOTSTRAP)
     if score is None:
         return []
     share = "There are none" if score.tpr is None else f"{percent(score.tpr)} of them"
-    found_tone = "good" if (score.tpr or 0.0) >= _MOST else "open"
-    cards = [
-        Answer("Was the rate kept?", f"{percent(score.fdp)} are false", _rate(found, score), _rate_tone(found, score)),
-        Answer("Were the changed genes found?", share, _recall(found, score), found_tone),
-        Answer("Do the intervals hold the truth?", *_held_card(found, score)),
+    recall_tone = "good" if (score.tpr or 0.0) >= _MOST else "open"
+    lacking = check.interval - (score.coverage or 0.0)
+    tone = "good" if lacking <= _CLOSE else "open" if lacking <= _FAR else "bad"
+    held = f"{percent(score.coverage or 0.0)} do"
+    answers = [
+        Card("Was the FDR kept?", f"{percent(score.fdp)} are false", _rate(check, score), _rate_tone(check, score)),
+        Card("Were the changed genes found?", share, _recall(check, score), recall_tone),
+        Card("Do the intervals cover the truth?", held, _coverage(check, score), tone),
     ]
-    if raw is not None:
-        cards.append(Answer(_ADDED[found.decided], _gain(score, raw), _beside(score, raw).strip(), "open"))
-    return cards
+    if naive is not None:
+        ratio = score.error / naive.error if naive.error else 1.0
+        gain = "Smaller errors" if ratio < 0.95 else "Larger errors" if ratio > 1.05 else "As large errors"
+        answers.append(Card(decider.comparison, gain, _compared(score, naive), "open"))
+    return answers
 
 
-def _rate(found: Checked, score: Score) -> str:
+def _rate(check: TruthCheck, score: Score) -> str:
     if not score.called:
         return "No gene is called, so that no call is false."
-    said = f"{score.false:,} of {score.called:,} calls are false"
-    if found.level is None:
-        return f"{said}, {percent(score.fdp)}."
-    tone = _rate_tone(found, score)
-    judged = {
-        "good": "the rate was kept",
+    outcome = {
+        "good": "the FDR was kept",
         "open": "more than was asked for, but no more than chance explains",
         "bad": "more than chance explains",
-    }[tone]
-    return f"{said}, {percent(score.fdp)} where {percent(found.level)} was asked for: {judged}."
-
-
-def _rate_tone(found: Checked, score: Score) -> str:
-    """Calls are taken as independent, which makes chance look smaller than it is where contrasts share a group."""
-    if found.level is None:
-        return "open"
-    if score.fdp <= found.level:
-        return "good"
-    return "open" if stats.binom.sf(score.false - 1, score.called, found.level) >= _CHANCE else "bad"
-
-
-def _recall(found: Checked, score: Score) -> str:
-    if not score.real:
-        return f"No true change is as large as {found.delta:g}."
-    return f"{score.found:,} of the {score.real:,} true changes of at least {found.delta:g} were found."
-
-
-def _held_card(found: Checked, score: Score) -> tuple[str, str, str]:
-    held, words = score.coverage or 0.0, _held(found, score)
-    if found.interval is None:
-        return f"{percent(held)} do", words, "open"
-    lacking = found.interval - held
-    return f"{percent(held)} do", words, "good" if lacking <= _CLOSE else "open" if lacking <= _FAR else "bad"
-
-
-def _held(found: Checked, score: Score) -> str:
-    held = score.coverage or 0.0
-    if found.interval is None:
-        return f"The intervals hold the truth for {percent(held)} of the genes."
-    close = abs(held - found.interval) <= _CLOSE
-    judged = "as stated" if close else "they are too narrow" if held < found.interval else "they are wide"
-    return f"The {percent(found.interval)} intervals hold the truth for {percent(held)} of the genes: {judged}."
-
-
-def _gain(score: Score, raw: Score) -> str:
-    ratio = score.error / raw.error if raw.error else 1.0
-    return "Smaller errors" if ratio < 0.95 else "Larger errors" if ratio > 1.05 else "As large errors"
-
-
-def _beside(score: Score, raw: Score) -> str:
+    }[_rate_tone(check, score)]
     return (
-        f" Fold changes are off by {score.error:.3f} on average, those of a plain bootstrap of the raw counts by "
-        f"{raw.error:.3f}; it calls {raw.called:,} genes, {percent(raw.fdp)} of them false, and finds {raw.found:,} of "
-        "the true changes."
+        f"{score.false:,} of {score.called:,} calls are false, {percent(score.fdp)} where {percent(check.level)} was "
+        f"asked for: {outcome}."
     )
 
 
-# ------------------------------------------------------------------------------------------- tables and pictures
-def truth_table(found: Checked) -> Table:
-    """How right the list and a plain bootstrap were in every contrast."""
+def _rate_tone(check: TruthCheck, score: Score) -> str:
+    """Calls are taken as independent, which understates chance where contrasts share a group."""
+    if score.fdp <= check.level:
+        return "good"
+    return "open" if stats.binom.sf(score.false - 1, score.called, check.level) >= _CHANCE else "bad"
+
+
+def _recall(check: TruthCheck, score: Score) -> str:
+    if not score.changed:
+        return f"No true change is as large as {check.delta:g}."
+    return f"{score.found:,} of the {score.changed:,} true changes of at least {check.delta:g} were found."
+
+
+def _coverage(check: TruthCheck, score: Score) -> str:
+    covered = score.coverage or 0.0
+    close = abs(covered - check.interval) <= _CLOSE
+    outcome = "as stated" if close else "they are too narrow" if covered < check.interval else "they are wide"
+    return f"The {percent(check.interval)} intervals cover the truth for {percent(covered)} of the genes: {outcome}."
+
+
+def _compared(score: Score, naive: Score) -> str:
+    return (
+        f"The mean error of the LFC is {score.error:.3f}, that of a naive bootstrap {naive.error:.3f}; the bootstrap "
+        f"calls {naive.called:,} genes, of which {percent(naive.fdp)} are false, and finds {naive.found:,} of the true "
+        "changes."
+    )
+
+
+def percent(share: float) -> str:
+    """A share as a percentage without needless zeros."""
+    return f"{100 * share:.3g}%"
+
+
+# ------------------------------------------------------------------------------------------- table and figures
+def truth_table(check: TruthCheck) -> Table:
+    """How right the list and a naive bootstrap were in every contrast."""
     columns = [
         Column("name", "contrast"),
-        Column("method", "by"),
+        Column("method", "method"),
         Column("called", "genes called"),
         Column("false", "false"),
         Column("fdp", "false, %", 1, 100),
-        Column("tpr", "found of the changed, %", 1, 100),
+        Column("tpr", "changed genes found, %", 1, 100),
         Column("ranking", "average precision", 3),
         Column("error", "mean error of LFC", 3),
-        Column("coverage", "intervals that hold the truth, %", 1, 100),
+        Column("coverage", "intervals that cover the truth, %", 1, 100),
     ]
-    scores = [(name, method, found.score(name, method)) for name in found.known for method in (REPORTED, PLAIN)]
+    scores = [(name, method, check.score(name, method)) for name in check.genes for method in (REPORTED, BOOTSTRAP)]
     rows = [
         {"name": name, "method": method, **score._asdict(), "fdp": score.fdp, "tpr": score.tpr}
         for name, method, score in scores
         if score is not None
     ]
-    asked = "" if found.level is None else f"The rate asked for was {percent(found.level)}, over all contrasts. "
+    naive = any(row["method"] == BOOTSTRAP for row in rows)
     note = (
-        f"{asked}A gene is changed if its true LFC is at least {found.delta:g} either way; average precision is 1 "
-        "where all changed genes are ranked before all others. The plain bootstrap is one of the raw counts, without a "
-        "law of their dispersion and without shrinkage."
+        f"The FDR asked for was {percent(check.level)}, over all contrasts. A gene is changed if its true LFC is at "
+        f"least {check.delta:g} either way; average precision is 1 where all changed genes are ranked first."
     )
-    return Table("truth", "The answer against the truth", columns, rows, note)
+    return Table("truth", "The answer against the truth", columns, rows, f"{note} {NAIVE}" if naive else note)
 
 
-def pictures(found: Checked) -> list[Picture]:
-    """Estimates with their intervals against the truth, and the rates achieved against the rates stated."""
-    name = whole(found)
-    known, score = found.known[name], found.score(name)
+def truth_pictures(check: TruthCheck) -> list[Picture]:
+    """Estimates with their intervals against the truth, and achieved against stated false discovery rates."""
+    genes, score = check.genes[check.overall], check.score(check.overall)
     if score is None:
         return []
     curves = {
-        method: fdr_curve(said.prob, said.lfc, known.truth, found.delta, points=200)
-        for method, said in ((REPORTED, known.said), (PLAIN, known.raw))
-        if said is not None
+        method: fdr_curve(calls.prob, calls.lfc, genes.truth, check.delta, points=200)
+        for method, calls in ((REPORTED, genes.reported), (BOOTSTRAP, genes.naive))
+        if calls is not None
     }
-    where = f" ({name})" if len(found.known) > 1 else ""
+    where = f" ({check.overall})" if len(check.genes) > 1 else ""
     return [
         Picture(
             "truth",
             f"Estimated against true fold change of every gene{where}, with its interval. Dotted: delta.",
-            f"Scatter of {len(known.truth)} estimated against true fold changes along the diagonal: {score.false} "
-            f"false calls, {score.real - score.found} missed.",
-            lambda: de_truth_plots.against_truth(known, found.delta),
+            f"Scatter of {len(genes.truth)} estimated against true fold changes along the diagonal: {score.false} "
+            f"false calls, {score.changed - score.found} missed.",
+            lambda: figures.against_truth(genes, check.delta),
         ),
         Picture(
             "rates",
-            "False discovery rate achieved by the longer and longer lists, against the rate stated of them.",
-            f"Curves of achieved against stated rates; the list at hand has {percent(score.fdp)} false calls.",
-            lambda: de_truth_plots.rates(curves, found.level),
+            "Achieved against stated FDR of lists of increasing length.",
+            f"Curves of achieved against stated FDR; the reported list has {percent(score.fdp)} false calls.",
+            lambda: figures.achieved_fdr(curves, check.level),
         ),
     ]

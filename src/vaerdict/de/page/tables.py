@@ -1,0 +1,107 @@
+"""The tables of the page: contrasts, leading genes, groups and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vaerdict.de.page.genes import Genes, called, leading
+from vaerdict.de.verdict import Decider, group_names
+from vaerdict.report.summary import Row
+from vaerdict.report.tables import Column, Table
+
+NAIVE = (
+    "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage; it calls "
+    "many genes falsely and is shown for comparison."
+)
+
+
+def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str, decider: Decider) -> Table:
+    """What was found in each contrast; `scale` describes the fold change."""
+    a, b = group_names(contrasts[0]) if len(contrasts) == 1 else ("the first group", "the second")
+    columns = [
+        Column("name", "contrast"),
+        Column("cells", f"cells of {a}, {b}"),
+        Column("samples", f"samples of {a}, {b}"),
+        Column("n", "genes called"),
+        Column("n_up", f"higher in {a}"),
+        Column("n_down", f"higher in {b}"),
+        Column("expected_fdr", "expected FDR, %", 2, 100),
+        *([Column("share_by_model", "decided by the model, %", 0, 100)] if decider.rests_on_model else []),
+        Column("share_contradicted", "counts contradict the model, %", 0, 100),
+        Column("n_naive", "called by a naive bootstrap"),
+        Column("n_both", "called by both"),
+    ]
+    rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
+    columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
+    note = f"{scale} A gene is differentially expressed if its LFC is at least {contrasts[0]['delta']:g} either way."
+    note += f" {NAIVE}" if rows[0]["n_naive"] is not None else ""
+    return Table("contrasts", "Genes called in each contrast", columns, rows, note)
+
+
+def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
+    reported, naive = called(genes), called(genes, "naive_is_de")
+    down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
+    return {
+        **{key: contrast[key] for key in ("name", "expected_fdr", "share_by_model", "share_contradicted")},
+        "cells": _pair(contrast, "n_cells"),
+        "samples": _pair(contrast, "n_samples"),
+        "n": len(reported),
+        "n_up": len(reported) - down,
+        "n_down": down,
+        "n_naive": len(naive) if "naive_is_de" in genes else None,
+        "n_both": len(naive & reported) if "naive_is_de" in genes else None,
+    }
+
+
+def _pair(contrast: Row, key: str) -> str | None:
+    a, b = contrast[f"{key}_a"], contrast[f"{key}_b"]
+    return None if a is None or b is None else f"{a:,}, {b:,}"
+
+
+def top_table(contrast: Row, genes: Genes, n: int) -> Table:
+    """The leading genes of a contrast."""
+    columns = [
+        Column("gene", "gene"),
+        Column("lfc_mean", "LFC", 2, signed=True),
+        Column("lfc_low", "low", 2, signed=True),
+        Column("lfc_high", "high", 2, signed=True),
+        Column("prob_de", "P(DE)", 3),
+        Column("q_value", "q", 4),
+        Column("naive_lfc", "naive LFC", 2, signed=True),
+    ]
+    rows, (a, b) = leading(genes, n), group_names(contrast)
+    caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"
+    note = f"LFC: log2 fold change, {a} over {b}, with its credible interval." if rows else ""
+    columns = [column for column in columns if column.key in genes]
+    return Table(f"top-{contrast['name']}", caption, columns, rows, note)
+
+
+def diagnostics_table(rows: Sequence[Row]) -> Table:
+    """k-hat and effective draws of each group."""
+    columns = [
+        Column("group", "group"),
+        Column("n_cells", "cells"),
+        Column("khat_encoder", "k-hat, encoder alone"),
+        Column("khat", "k-hat, refined"),
+        Column("share_ok", "reliable cells, %", 1, 100),
+        Column("ess", "effective share of draws, %", 1, 100),
+    ]
+    note = "k-hat measures how heavy the tail of the importance weights is; weights are reliable up to 0.7."
+    return Table("diagnostics", "Importance weights by group", columns, [dict(row) for row in rows], note)
+
+
+def selection_table(rows: Sequence[Row]) -> Table:
+    """The models that were fitted; the one used is marked."""
+    columns = [
+        Column("model", "model"),
+        Column("seed", "seed"),
+        Column("evidence_own", "log evidence, own encoder"),
+        Column("evidence_refined", "log evidence, refined"),
+        Column("khat", "k-hat"),
+        Column("epochs", "epochs"),
+        Column("used", "used"),
+    ]
+    body = [{**row, "used": "yes" if row.get("chosen") else ""} for row in rows]
+    note = "The model with the largest refined log evidence of held-out cells is used." if len(rows) > 1 else ""
+    return Table("selection", "The models that were fitted", columns, body, note)
