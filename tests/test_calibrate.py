@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from test_de_analysis import simulated
 
 from checks import assert_mean, assert_within
-from test_de_analysis import simulated
 from vaerdict import de
 from vaerdict.core import DataError, SettingError
 from vaerdict.de.calibration import compare as work

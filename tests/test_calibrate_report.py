@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_de_analysis import simulated
 
 import test_report
 from de_toys import HOSTILE
-from test_de_analysis import simulated
 from vaerdict.core import DataError
 from vaerdict.de.calibration import summary as words
 from vaerdict.de.calibration.pipeline import COLUMNS

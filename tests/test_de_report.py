@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vaerdict.de.page.plots import check_picture, khat_picture
+from vaerdict.de.page.table import MEASURES, read, script_safe
 
 import test_report
 from de_toys import COLUMNS, DELTA, HOSTILE, NAMES, run_in
 from vaerdict.core import DataError
 from vaerdict.de.page import table as de_table
-from vaerdict.de.page.plots import check_picture, khat_picture
-from vaerdict.de.page.table import MEASURES, read, script_safe
 from vaerdict.de.page.truth import OVERALL, REPORTED, Checked, Known, Said, sentences, truth_answers
 from vaerdict.report import document, markdown, render, text
 from vaerdict.report.page import page as html_page

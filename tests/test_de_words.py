@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 import pytest
+from vaerdict.de.compare import Support
+from vaerdict.de.page.messages import answers, headline, next_steps
 
 from de_toys import NAMES, run_in
 from test_de_report import outline
-from vaerdict.de.compare import Support
-from vaerdict.de.page.messages import answers, headline, next_steps
 from vaerdict.de.verdict import BOTH, COUNTS, FEW, MODEL, decided_by
 from vaerdict.de.verdict import verdict as judge
 from vaerdict.report import text

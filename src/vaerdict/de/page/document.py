@@ -132,7 +132,9 @@ def _model_sections(model: Row) -> list[Section]:
     diagnostics, selection = rows_of(model, "diagnostics", "group"), rows_of(model, "selection", "model")
     checks = rows_of(model, "checks", "name", "x", "observed")
     return [
-        Section("Importance weights", [khat_picture(diagnostics), diagnostics_table(diagnostics)] if diagnostics else []),
+        Section(
+            "Importance weights", [khat_picture(diagnostics), diagnostics_table(diagnostics)] if diagnostics else []
+        ),
         Section("Model selection", [selection_table(selection)] if selection else []),
         Section("Posterior predictive checks", [check_picture(row) for row in checks]),
     ]
