@@ -5,15 +5,16 @@ Nothing here imports torch, so that ``--help`` is instant.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HELP, _FLAG, _MINIMUM = "help", "flag", "minimum"
+_HELP, _FLAG, _MINIMUM, _PANEL = "help", "flag", "minimum", "panel"
 
 
 class Option(NamedTuple):
@@ -25,6 +26,7 @@ class Option(NamedTuple):
     default: Any
     help: str
     minimum: float | None
+    panel: str | None
 
     @property
     def shown_default(self) -> str:
@@ -32,9 +34,25 @@ class Option(NamedTuple):
         return "" if self.default is None or self.default is False or self.default == () else str(self.default)
 
 
-def option(default: Any, help: str, *, flag: str | None = None, minimum: float | None = None) -> Any:
-    """A dataclass field with its meaning; `flag` is its name on the command line where that differs."""
-    return field(default=default, metadata={_HELP: help, _FLAG: flag, _MINIMUM: minimum})
+def option(
+    default: Any, help: str, *, flag: str | None = None, minimum: float | None = None, panel: str | None = None
+) -> Any:
+    """A dataclass field with its meaning.
+
+    Parameters
+    ----------
+    default
+        The default, for the function and the command.
+    help
+        What the option means, in one sentence.
+    flag
+        Its name on the command line, where that differs from the field's.
+    minimum
+        The least value that the command accepts.
+    panel
+        The heading under which the help of the command lists it.
+    """
+    return field(default=default, metadata={_HELP: help, _FLAG: flag, _MINIMUM: minimum, _PANEL: panel})
 
 
 def options_of(kind: type) -> list[Option]:
@@ -45,8 +63,8 @@ def options_of(kind: type) -> list[Option]:
 
 def _option(entry: Field[Any], kind: Any) -> Option:
     flag = entry.metadata[_FLAG] or "--" + entry.name.replace("_", "-")
-    default = None if entry.default is MISSING else entry.default
-    return Option(entry.name, flag, kind, default, entry.metadata[_HELP], entry.metadata[_MINIMUM])
+    default, metadata = None if entry.default is MISSING else entry.default, entry.metadata
+    return Option(entry.name, flag, kind, default, metadata[_HELP], metadata[_MINIMUM], metadata[_PANEL])
 
 
 def accepts(*kinds: type) -> Callable[[F], F]:
@@ -57,15 +75,21 @@ def accepts(*kinds: type) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         chosen = [each for kind in kinds for each in options_of(kind)]
-        signature = inspect.signature(function)
-        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        parameters += [
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        added = [
             inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default, annotation=_spelled(o.kind))
             for o in chosen
         ]
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        function.__doc__ = _documented(function.__doc__ or "", chosen)
-        return function
+        signature = inspect.signature(function).replace(parameters=[*own, *added])
+
+        @functools.wraps(function)
+        def checked(*args: Any, **keywords: Any) -> Any:
+            signature.bind(*args, **keywords)  # names the function and the keyword in its TypeError
+            return function(*args, **keywords)
+
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        checked.__doc__ = _documented(function.__doc__ or "", chosen)
+        return cast("F", checked)
 
     return decorate
 

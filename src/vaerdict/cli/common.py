@@ -23,12 +23,23 @@ if TYPE_CHECKING:
 
 screen, messages = Console(), Console(stderr=True)
 
-Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)]
+RUNNING = "Running"
+"""The heading of the options that do not change a result."""
+
+Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False, rich_help_panel=RUNNING)]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random; the same seed gives the same answer.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")]
-Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
-EngineName = Annotated[str, typer.Option(help="Where tasks run: local (this machine) or ray (a cluster).")]
-Address = Annotated[str | None, typer.Option(help="With --engine ray: the address of its head node, host:port.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON instead of tables.", rich_help_panel=RUNNING)
+]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.", rich_help_panel=RUNNING)]
+EngineName = Annotated[
+    str,
+    typer.Option(help="Where tasks run: local (this machine) or ray (a cluster).", rich_help_panel=RUNNING),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="With --engine ray: the address of its head node, host:port.", rich_help_panel=RUNNING),
+]
 
 
 def choose_device(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vaerdict.cli.common import (
+    RUNNING,
     Address,
     Device,
     EngineName,
@@ -21,7 +22,7 @@ from vaerdict.cli.common import (
 )
 from vaerdict.cli.options import parsed, with_options
 from vaerdict.de import columns
-from vaerdict.de.options import DEOptions
+from vaerdict.de.options import MODEL, DEOptions
 
 if TYPE_CHECKING:
     from vaerdict.de.options import Pair
@@ -36,14 +37,20 @@ Data = Annotated[Path, typer.Argument(help="An .h5ad file of raw counts; name it
 GroupBy = Annotated[str, typer.Option(help="Column of obs that holds the groups.")]
 ModelDir = Annotated[
     Path | None,
-    typer.Option(help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts."),
+    typer.Option(
+        help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts.",
+        rich_help_panel=MODEL,
+    ),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Blocks of cells at a time; one per core by default.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Blocks of cells at a time; one per core by default.", rich_help_panel=RUNNING),
+]
 
 _SHOWN = 8  # genes printed of each direction
 
 
-@with_options(DEOptions)
+@with_options(DEOptions, after="one_vs_rest")
 def de(
     more: typer.Context,
     data: Data,

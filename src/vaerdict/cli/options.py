@@ -11,22 +11,18 @@ import typer
 from vaerdict.options import Option, options_of
 
 
-def with_options(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(*kinds: type, after: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command that takes ``**options`` an option for every field of the dataclasses.
 
-    The options stand where ``**options`` does: after the parameters of the command that have no default, before those
-    that have one.
+    The options follow the parameter `after` of the command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         added = [_parameter(option) for kind in kinds for option in options_of(kind)]
-        names = {p.name for p in own}
-        required = [p for p in own if p.default is inspect.Parameter.empty]
-        optional = [p for p in own if p.default is not inspect.Parameter.empty]
-        parameters = [*required, *(p for p in added if p.name not in names), *optional]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        place = [p.name for p in own].index(after) + 1
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own[:place], *added, *own[place:])]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
@@ -40,7 +36,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if kind == tuple[str, ...]:
         kind, default, help = str | None, None, f"{help} NAME,NAME,..."
     bounds = {} if option.minimum is None else {"min": option.minimum}
-    declared: Any = typer.Option(option.flag, help=help, **bounds)
+    declared: Any = typer.Option(option.flag, help=help, rich_help_panel=option.panel, **bounds)
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from vaerdict.de.analysis import Analysis
 from vaerdict.de.contrasts import Contrast
 from vaerdict.de.effects import ESTIMANDS
-from vaerdict.de.model.averages import Population, fixed_averages
+from vaerdict.de.model.averaging import Population, fixed_averages
 from vaerdict.de.model.effect import group_lfc, populations, replicate_effect, sample_means, weighting
 from vaerdict.decisions import discoveries
 

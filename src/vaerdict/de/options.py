@@ -18,6 +18,9 @@ DRAWS, QUICK_DRAWS = 500, 250
 FEWEST_GENES = 2
 """A fold change of a single gene has nothing to be relative to."""
 
+MODEL = "A model, where one is asked for"
+"""The heading of the options that train or use a model."""
+
 Pair = tuple[str, str | None]
 """A group and the group it is compared with; None for all other cells."""
 
@@ -51,18 +54,21 @@ class DEOptions:
         False, "Add the columns of a naive bootstrap of the counts, for comparison: it calls many genes falsely."
     )
     check_model: bool = option(
-        False, "Train a model and compare it with the counts: latents, model_* columns and predictive checks."
+        False,
+        "Train a model and compare it with the counts: latents, model_* columns and predictive checks.",
+        panel=MODEL,
     )
     borrow: bool = option(
         False,
         "Take cells without a label to be of the kinds compared: a model that learns from them decides the genes "
         "that it knows better than the counts do.",
+        panel=MODEL,
     )
     objectives: tuple[str, ...] = option(
-        (), "Objectives that models are trained by: VAE and IWAE by default; also WW and CHI."
+        (), "Objectives that models are trained by: VAE and IWAE by default; also WW and CHI.", panel=MODEL
     )
     refits: int | None = option(
-        None, "Bootstrap refits of a model that decides genes: 3 by default, 0 with quick.", minimum=0
+        None, "Bootstrap refits of a model that decides genes: 3 by default, 0 with quick.", minimum=0, panel=MODEL
     )
     n_draws: int | None = option(
         None, f"Draws of every fold change: {DRAWS} by default, {QUICK_DRAWS} with quick.", flag="--draws", minimum=2

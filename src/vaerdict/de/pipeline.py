@@ -21,7 +21,7 @@ from vaerdict.de.options import DEOptions, Pair
 from vaerdict.de.result import DEResult, kept_draws
 from vaerdict.de.shrinkage import posterior_draws
 from vaerdict.de.stage_cache import StageCache
-from vaerdict.de.verdict import CELLS, verdict
+from vaerdict.de.verdict import verdict
 from vaerdict.engines import Engine, started
 from vaerdict.optional import require
 from vaerdict.options import accepts
@@ -238,7 +238,7 @@ def _warnings(cells: Analysis) -> list[str]:
     columns = {options.groupby: labels.group, options.within: labels.within}
     missing = {key: sum(label is None for label in values) for key, values in columns.items() if values is not None}
     lost = [f"{n} cells have no {key} and were not compared." for key, n in missing.items() if n]
-    return [*([] if options.sample_key else [CELLS]), *lost, *cells.counts.warnings, *cells.warnings]
+    return [*lost, *cells.counts.warnings, *cells.warnings]
 
 
 class _Timer:

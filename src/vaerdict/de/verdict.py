@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vaerdict.de.model.combine import MOST_CONTRADICTED
-
 Record = Mapping[str, Any]
 
 FEW = {"cells": 20, "samples": 3}
 """With fewer replicates in a group their spread is estimated too roughly for more than a first look."""
+
+MOST_CONTRADICTED = 0.1
+"""The share of genes whose counts may contradict a model before it decides none."""
 
 CERTIFIED, CAUTION = 0.95, 0.8
 """Least shares of reliable cells in the worst group for certified inference, and for inference with caution."""

@@ -1,6 +1,6 @@
-r"""How much each cell of a group counts in each joint draw: all the same, a Bayesian bootstrap, or one cell alone.
+r"""The weight of each cell of a group in each joint draw: equal, a Bayesian bootstrap, or one cell alone.
 
-A cell's weights depend on the seed and on the cell, not on which other cells are looked at with it or in what order.
+The weights of a cell depend on the seed and on the cell, not on which other cells are in its block.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ from vaerdict.core import SettingError
 from vaerdict.noise import PerUnit
 
 PARTICLES, WEIGHTS, PICKS, MEANS, CHECKS = range(5)
-"""Streams of randomness, apart from each other: what a cell's noise is for."""
+"""Independent streams of randomness: what the noise of a cell is used for."""
 
 Weights = Callable[[Tensor], Tensor]
-"""Weights, up to a factor common to the group, of some of its cells. Shapes: ``(c,) -> (draws, c)``."""
+"""Weights of some cells of a group, up to a common factor. Shapes: ``(c,) -> (draws, c)``."""
 
 
 class Weighting(Protocol):
-    """A way to weigh the cells of a group, one set of weights a joint draw."""
+    """A way to weight the cells of a group, one set of weights per joint draw."""
 
     def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
-        """The weights of a group's cells, what they need to know of the group being found once.
-
-        Shapes: ``group (n,)``.
-        """
+        """The function that gives the weights of cells of a group. Shapes: ``group (n,)``."""
         ...
 
 
 @dataclass(frozen=True)
 class Equal:
-    """Every cell the same in every draw: the cells at hand are the population."""
+    """Equal weights in every draw: the cells are the whole population."""
 
     def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
         """Ones."""
@@ -55,14 +52,14 @@ class Bootstrap:
     Rubin's :math:`\alpha = 1` the variance of a mean would be short by the factor (n - 1)/(n + 1); so it is that of the
     usual standard error on average. It matters for few units only, and needs three.
 
-    `replicates` ``(cells,)`` names the unit, such as the donor, of every cell. Every unit then counts the same, however
-    many cells it gave. Reference: Rubin (1981), The Bayesian bootstrap, Annals of Statistics 9(1).
+    `replicates` ``(cells,)`` names the unit, such as the donor, of every cell. Units then have equal weights, whatever
+    their numbers of cells. Reference: Rubin (1981), The Bayesian bootstrap, Annals of Statistics 9(1).
     """
 
     replicates: Tensor | None = field(default=None, repr=False)
 
     def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
-        """Gamma weights, those of a unit shared out evenly among its cells."""
+        """Gamma weights; those of a unit are divided evenly among its cells."""
         size = None if self.replicates is None else torch.bincount(self.replicates[group])
         n = len(group) if size is None else int((size > 0).sum())
         if n < 3:
@@ -79,8 +76,8 @@ def _gammas(
     """Weights of cells from their units'. Shapes: ``cells (c,)``, ``size (units,) -> (draws, c)``."""
     if replicates is None or size is None:
         return _of_units(concentration, n_draws, seed, cells)
-    mine, place = replicates.to(cells.device)[cells].unique(return_inverse=True)
-    return (_of_units(concentration, n_draws, seed, mine) / size.to(cells.device)[mine])[:, place]
+    units, place = replicates.to(cells.device)[cells].unique(return_inverse=True)
+    return (_of_units(concentration, n_draws, seed, units) / size.to(cells.device)[units])[:, place]
 
 
 def _of_units(concentration: Tensor, n_draws: int, seed: int, units: Tensor) -> Tensor:
@@ -89,7 +86,7 @@ def _of_units(concentration: Tensor, n_draws: int, seed: int, units: Tensor) -> 
 
 @dataclass(frozen=True)
 class OneCell:
-    """A single random cell in each draw: what a comparison of random pairs of cells looks at."""
+    """A single random cell in each draw, for comparisons of random pairs of cells."""
 
     def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
         """One for the cell picked in a draw, zero for the others."""

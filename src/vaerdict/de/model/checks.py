@@ -1,7 +1,7 @@
-"""Does the model fit: zeros and variance of every gene and library of every cell, as observed and as it predicts.
+"""Posterior predictive checks: zeros and variance of every gene and library of every cell, observed and predicted.
 
-Counts are drawn from the posterior predictive of cells that were seen, some forty times each. A right model covers 90 %
-of the observations by its 90 % ranges; with fewer than 75 % a check fails, unless what it misses is small.
+Counts are drawn forty times from the posterior predictive of some cells. The 90 % ranges of a right model cover 90 % of
+the observations; a check fails below 75 %, unless the typical miss is small.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _CELLS, _REPLICAS, _PARTICLES, _SHOWN = 200, 40, 100, 200
 _AT_A_TIME = 10  # cells whose replicas are drawn together
 _COVERED = 0.75
 _SMALL = {"zeros": 0.02, "variance": 0.15, "library": 0.05}
-"""Typical misses that do no harm: in shares of zeros, and in natural logarithms of variances and libraries."""
+"""Typical misses that are tolerated: in shares of zeros, and in natural logarithms of variances and libraries."""
 
-_WORDS = {
+_QUANTITIES = {
     "zeros": "share of cells without the gene",
-    "variance": "logarithm of the variance between cells of the counts of a gene",
+    "variance": "logarithm of the variance of a gene's counts between cells",
     "library": "logarithm of the counts of a cell",
 }
 
@@ -45,17 +45,17 @@ def predictive(
     """Counts of some cells, and replicas of them. Shapes: ``rows (cells, p) -> (c, genes), (replicas, c, genes)``."""
     generator = PerUnit(seed, CHECKS, torch.zeros(1)).generator
     cells = torch.randperm(rows.n, generator=generator)[:_CELLS].sort().values
-    seen, drawn = [], []
-    for some in cells.split(_AT_A_TIME):
-        x = rows.take(some)
-        z = latents(posterior.select(some), some, _REPLICAS, seed=seed)
-        seen.append(x[:, :n_genes].cpu())
+    observed, drawn = [], []
+    for block in cells.split(_AT_A_TIME):
+        x = rows.take(block)
+        z = latents(posterior.select(block), block, _REPLICAS, seed=seed)
+        observed.append(x[:, :n_genes].cpu())
         drawn.append(model.sample(x, z, generator=on(x.device, generator)).float().cpu())
-    return torch.cat(seen), torch.cat(drawn, 1)
+    return torch.cat(observed), torch.cat(drawn, 1)
 
 
 def on(device: torch.device, generator: torch.Generator) -> torch.Generator:
-    """The generator, or where it lives elsewhere one of the device that it seeds."""
+    """The generator, or one of the device that it seeds."""
     if generator.device.type == device.type:
         return generator
     return seeded(int(torch.randint(2**62, (1,), generator=generator)), device)
@@ -100,7 +100,7 @@ def _check(name: str, x: Tensor, observed: Tensor, drawn: Tensor) -> dict[str, A
     shown = order[torch.linspace(0, len(order) - 1, min(len(order), _SHOWN)).round().long()]
     return {
         "name": name,
-        "words": f"{_WORDS[name]}: {inside:.0%} lie in the 90 % range that the model predicts, "
+        "message": f"{_QUANTITIES[name]}: {inside:.0%} lie in the 90 % range that the model predicts, "
         f"the typical miss is {miss:.2g}",
         "ok": inside >= _COVERED or miss <= _SMALL[name],
         "inside": inside,

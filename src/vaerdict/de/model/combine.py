@@ -25,9 +25,7 @@ from torch import Tensor
 from vaerdict.core import DataError
 from vaerdict.de.counts_likelihood import LfcLikelihood
 from vaerdict.de.shrinkage import WIDTHS, common_shift, fit_mixture
-
-MOST_CONTRADICTED = 0.1
-"""The share of genes whose counts may contradict the model before it decides none."""
+from vaerdict.de.verdict import MOST_CONTRADICTED
 
 _CONTRADICTION = 2.576  # standard errors between the counts of a gene and the model: one in a hundred by chance
 _SMALL_MISFIT = 0.3

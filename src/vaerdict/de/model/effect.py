@@ -21,7 +21,7 @@ from torch import Tensor
 from vaerdict.core import Progress, SettingError
 from vaerdict.de.contrasts import Contrast, Side
 from vaerdict.de.effects import Effect, Estimand
-from vaerdict.de.model.averages import Population, averages
+from vaerdict.de.model.averaging import Population, averages
 from vaerdict.de.model.cell_weights import Bootstrap, Equal, OneCell, Weighting
 from vaerdict.de.model.posterior import CellPosterior
 from vaerdict.de.moderation import moderate

@@ -1,6 +1,6 @@
 """Steps one and two: models by several objectives, the best by refined held-out evidence, and its bootstrap refits.
 
-Networks and step size are those of the gene experiment. Five particles in batches of 64 reached the held-out evidence
+Five particles in batches of 64 reached the held-out evidence
 of ten in batches of 128 on PBMC 3k in half of the time. With a few hundred cells models overfit within some 15 epochs,
 which the refined evidence of held-out cells shows: it stops the training, and the best epoch is kept.
 """
@@ -28,7 +28,7 @@ from vaerdict.training.data import Resampled, Rows
 
 LATENTS, HIDDEN = 10, (128,)
 SCORED = 200
-"""Cells, and draws for each, that score a model."""
+"""Number of cells that score a model, and of draws for each."""
 
 _SPLIT_SEED, _REFIT_SEED, _SCORE_SEED = 51, 30_000, 52
 
@@ -37,7 +37,7 @@ _FEWEST = 12  # cells to train, stop and score with
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is done: objectives, epochs, bootstrap refits and the joint draws of each."""
+    """The effort of training: objectives, epochs, bootstrap refits and the joint draws of each."""
 
     recipes: tuple[str, ...] = ("VAE", "IWAE")
     epochs: int = 150
@@ -46,7 +46,7 @@ class Effort:
     n_particles: int = 5
 
     def settings(self, n_cells: int, **changes: Any) -> Settings:
-        """For models that train until the refined evidence of held-out cells stops rising."""
+        """Settings of models that train until the refined evidence of held-out cells stops rising."""
         base: dict[str, Any] = {
             "n_particles": self.n_particles,
             "epochs": self.epochs,
@@ -78,7 +78,7 @@ def effort_of(options: DEOptions) -> Effort:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A model with its encoder, and how it came out beside the others, a row each."""
+    """The model that was kept, its encoder, one row per model trained, and its refits."""
 
     model: Expressing
     proposal: Proposal
@@ -87,22 +87,23 @@ class Fitted:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Cells that train, that say when to stop, and that score. Shapes: ``(n, p)`` each."""
+class TrainingSplit:
+    """Cells that train, that stop the training, and that score. Shapes: ``(n, p)`` each."""
 
     train: Tensor
     valid: Tensor
     test: Tensor
 
     @classmethod
-    def of(cls, rows: Rows, seed: int) -> Split:
-        """A tenth each to stop and to score, at most 500; of few cells a quarter."""
+    def of(cls, rows: Rows, seed: int) -> TrainingSplit:
+        """A tenth of the cells each to stop and to score, at most 500; a quarter of few cells."""
         n = min(rows.n, MOST_TRAINING)
         if n < _FEWEST:
             raise DataError(f"{n} cells cannot train a model; at least {_FEWEST} are needed.")
         order = torch.randperm(rows.n, generator=seeded(1000 * seed + _SPLIT_SEED))[:n]
-        held = min(500, n // 10 if n >= 100 else n // 4)
-        return cls(*(rows.take(some) for some in (order[2 * held :], order[held : 2 * held], order[:held])))
+        size = min(500, n // 10 if n >= 100 else n // 4)
+        parts = (order[2 * size :], order[size : 2 * size], order[:size])
+        return cls(*(rows.take(part) for part in parts))
 
 
 def fit(
@@ -121,7 +122,7 @@ def fit(
 
     Shapes: ``rows (cells, genes + n_batches)``.
     """
-    split = Split.of(rows, seed)
+    split = TrainingSplit.of(rows, seed)
     generator = seeded(seed)
     model = CountModel.start(split.train, LATENTS, generator=generator, hidden=HIDDEN, n_batches=n_batches)
     encoder = OfCounts(Normal(), n_batches).make(split.train, LATENTS, hidden=HIDDEN, generator=generator)
@@ -144,17 +145,17 @@ def fit(
 
 
 def _refit(
-    fit: Fit, split: Split, effort: Effort, seed: int, device: str, folder: Path | None, progress: Progress
+    fit: Fit, split: TrainingSplit, effort: Effort, seed: int, device: str, folder: Path | None, progress: Progress
 ) -> list[Fit]:
-    """Models of bootstrap resamples, from the fit on, for as many epochs as it took to its best."""
+    """Models of bootstrap resamples, started at the fit, for as many epochs as it took to its best."""
     n, n_cells = effort.refits, len(split.train)
     best = max(fit.history, key=lambda check: check[1])[0] if fit.history else 1
     seeds = [_REFIT_SEED + 1000 * seed + i for i in range(n)]
-    chosen = torch.stack([torch.randint(n_cells, (n_cells,), generator=seeded(s)) for s in seeds])
+    resamples = torch.stack([torch.randint(n_cells, (n_cells,), generator=seeded(s)) for s in seeds])
     members = [Member(fit.model, fit.proposal, fit.member.recipe, s) for s in seeds]
     return train(
         members,
-        Resampled(split.train, chosen.to(split.train.device)),
+        Resampled(split.train, resamples.to(split.train.device)),
         split.valid.expand(n, -1, -1),
         effort.settings(n_cells, epochs=best, patience=None, check_every=best),
         apart=True,
@@ -170,7 +171,7 @@ def _parts(fit: Fit) -> tuple[Expressing, Proposal]:
 
 
 def _row(fit: Fit, x: Tensor) -> dict[str, Any]:
-    """How a model scores on cells it has not seen: by its own encoder, and by proposals refined for each cell."""
+    """Scores of a model on held-out cells: by its own encoder, and by proposals refined for each cell."""
     model, proposal = _parts(fit)
     return {
         "model": fit.name,
@@ -183,12 +184,12 @@ def _row(fit: Fit, x: Tensor) -> dict[str, Any]:
 
 def evidence(model: Expressing, proposal: Proposal, x: Tensor) -> dict[str, float]:
     """Mean log-evidence of cells by the encoder and by refined proposals, with the median k-hat of the latter."""
-    found = refined_evidence(model, x, proposal, SCORED, generator=seeded(_SCORE_SEED))
+    refined = refined_evidence(model, x, proposal, SCORED, generator=seeded(_SCORE_SEED))
     own = encoder_weights(model, proposal, x, SCORED, seed=_SCORE_SEED)
     return {
         "evidence_own": log_mean_exp(own).mean().item(),
-        "evidence_refined": found.log_evidence.mean().item(),
-        "khat": found.khat.nanmedian().item(),
+        "evidence_refined": refined.log_evidence.mean().item(),
+        "khat": refined.khat.nanmedian().item(),
     }
 
 
@@ -196,9 +197,9 @@ def evidence(model: Expressing, proposal: Proposal, x: Tensor) -> dict[str, floa
 def encoder_weights(model: Expressing, proposal: Proposal, x: Tensor, n: int, *, seed: int) -> Tensor:
     """Log-weights of n draws of the encoder alone, some cells at a time. Shapes: ``(cells, p) -> (n, cells)``."""
     generator, parts = seeded(seed), []
-    for some in x.split(max(1, chunk_size(x.device) // (n * x.shape[-1]))):
-        z, log_q = proposal.draw(some, n, generator=generator)
-        parts.append((model.log_joint(prepared(model, some), z) - log_q).double())
+    for block in x.split(max(1, chunk_size(x.device) // (n * x.shape[-1]))):
+        z, log_q = proposal.draw(block, n, generator=generator)
+        parts.append((model.log_joint(prepared(model, block), z) - log_q).double())
     return torch.cat(parts, 1)
 
 

@@ -1,4 +1,4 @@
-"""Where the latents of cells come from: a model with a proposal for its cells, or particles that are already there."""
+"""The posterior of every cell's latent: by a model with a proposal, or by particles that were drawn before."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class Particles(NamedTuple):
 
 
 class CellPosterior(Protocol):
-    """Weighted particles of every cell's latent, and what they mean for its genes."""
+    """Weighted particles of every cell's latent, and the expression that they imply."""
 
     @property
     def n_cells(self) -> int:
-        """How many cells there are."""
+        """Number of cells."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where the work is done."""
+        """Where particles are drawn."""
         ...
 
     def select(self, cells: Tensor, /) -> CellPosterior:
-        """That of some cells alone, small enough to be sent. Shapes: ``cells (c,)``."""
+        """The posterior of some cells alone, small enough to be sent. Shapes: ``cells (c,)``."""
         ...
 
     def particles(self, n: int, generator: Randomness, /) -> Particles:
-        """Particles of all its cells. Shapes: ``-> z (n, cells, d)``."""
+        """Particles of all cells. Shapes: ``-> z (n, cells, d)``."""
         ...
 
     def expression(self, z: Tensor, /) -> Tensor:
@@ -58,7 +58,7 @@ class CellPosterior(Protocol):
 
 
 def moved(posterior: CellPosterior, z: Tensor, seed: int) -> Tensor:
-    """Joint draws of the cells' latents with what these share, where the posterior offers ``moved`` for it.
+    """Joint draws of the latents with the uncertainty that cells share, where the posterior has a method ``moved``.
 
     Shapes: ``z (n, cells, d)``, as z.
     """
@@ -70,7 +70,7 @@ def moved(posterior: CellPosterior, z: Tensor, seed: int) -> Tensor:
 class Proposed:
     """The posterior of a fitted model at cells x, by a proposal; without weights, the proposal stands in for it.
 
-    Particles are of each cell given the means of its prior; what is not known of these comes with `moved`.
+    Particles are drawn given the mean of each cell's prior; `moved` adds the uncertainty of these means.
 
     Shapes: ``x (cells, genes)``.
     """
@@ -83,43 +83,43 @@ class Proposed:
 
     @property
     def n_cells(self) -> int:
-        """How many cells there are."""
+        """Number of cells."""
         return len(self.x)
 
     @property
     def device(self) -> torch.device:
-        """The data's."""
+        """The device of the data."""
         return self.x.device
 
     def select(self, cells: Tensor, /) -> Proposed:
-        """That of some cells alone."""
+        """The posterior of some cells alone."""
         means = None if self.means is None else self.means.select(cells)
         return replace(self, x=self.x[cells], proposal=restricted(self.proposal, cells), means=means)
 
     @torch.no_grad()
     def particles(self, n: int, generator: Randomness, /) -> Particles:
-        """Draw from the proposal and weigh, some particles at a time."""
+        """Draw from the proposal and compute log-weights, some particles at a time."""
         z, log_q = check_latent(self.proposal.draw(self.x, n, generator=generator), self.model.prior)
         if not self.weighted:
             return Particles(z, torch.zeros_like(log_q))
-        given = prepared(self.model, self.x)
+        prepared_x = prepared(self.model, self.x)
         parts = z.split(max(1, chunk_size(self.device) // self.x.numel()))
-        log_p = torch.cat([self.model.log_joint(given, part) for part in parts])
+        log_p = torch.cat([self.model.log_joint(prepared_x, part) for part in parts])
         return Particles(z, check_log_weights(log_p - log_q))
 
     def moved(self, z: Tensor, seed: int, /) -> Tensor:
-        """Joint draws moved by what is not known of the groups' means. Shapes: ``z (n, cells, d)``, as z."""
+        """Joint draws with the uncertainty of the groups' means. Shapes: ``z (n, cells, d)``, as z."""
         return z if self.means is None else z + self.means.moves(len(z), seed)
 
     @torch.no_grad()
     def expression(self, z: Tensor, /) -> Tensor:
-        """The model's."""
+        """Normalised expression by the model."""
         return self.model.expression(z)
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Particles that are already there, such as those of annealed importance sampling.
+    """Particles that were drawn before, such as those of annealed importance sampling.
 
     Shapes: ``z (n, cells, d)``, ``log_w (n, cells)``.
     """
@@ -130,33 +130,33 @@ class Given:
 
     @property
     def n_cells(self) -> int:
-        """How many cells there are."""
+        """Number of cells."""
         return self.log_w.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """The particles'."""
+        """The device of the particles."""
         return self.z.device
 
     def select(self, cells: Tensor, /) -> Given:
-        """Those of some cells alone."""
+        """The particles of some cells alone."""
         return replace(self, z=self.z[:, cells], log_w=self.log_w[:, cells])
 
     def particles(self, n: int, generator: Randomness, /) -> Particles:
-        """All of them, for there are no others."""
+        """All particles: n must be their number."""
         if n != len(self.log_w):
-            raise ShapeError(f"n={n} particles were asked for, {len(self.log_w)} are there; ask for as many.")
+            raise ShapeError(f"n={n} particles were asked for, but there are {len(self.log_w)}; ask for as many.")
         return Particles(self.z, self.log_w)
 
     @torch.no_grad()
     def expression(self, z: Tensor, /) -> Tensor:
-        """The model's."""
+        """Normalised expression by the model."""
         return self.model.expression(z)
 
 
 # --------------------------------------------------------------------------------------------- refined for each cell
 class Modes(NamedTuple):
-    """Where each cell's posterior under the common prior has its mode, and its curvature there.
+    """The mode of each cell's posterior under the common prior, and the curvature there.
 
     Shapes: ``loc (cells, d)``, ``tril (cells, d, d)``, the root of the inverse curvature times 1.1.
     """
@@ -165,7 +165,7 @@ class Modes(NamedTuple):
     tril: Tensor
 
     def select(self, cells: Tensor) -> Modes:
-        """Those of some cells."""
+        """The modes of some cells."""
         return Modes(self.loc[cells], self.tril[cells])
 
     def elliptical(self, device: torch.device) -> Elliptical:
@@ -175,10 +175,10 @@ class Modes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """The posterior at cells whose counts are read, made dense and refined when their particles are asked for.
+    """The posterior at cells whose counts are read and refined when their particles are drawn.
 
-    Asked a block at a time, it never holds the genes of more cells than that; d + d^2 numbers are kept of every cell
-    where there are groups, and none where there are not.
+    Used a block at a time, it never holds the genes of more cells than that. With groups d + d^2 numbers are kept per
+    cell, none without.
     """
 
     model: Expressing
@@ -191,16 +191,16 @@ class Streamed:
 
     @property
     def n_cells(self) -> int:
-        """How many cells there are."""
+        """Number of cells."""
         return self.rows.n
 
     @property
     def device(self) -> torch.device:
-        """The data's."""
+        """The device of the data."""
         return self.rows.device
 
     def select(self, cells: Tensor, /) -> Streamed:
-        """That of some cells alone."""
+        """The posterior of some cells alone."""
         return replace(
             self,
             rows=self.rows.select(cells),
@@ -211,27 +211,27 @@ class Streamed:
 
     @cached_property
     def proposed(self) -> Proposed:
-        """With a Student-t fitted to each cell and a defensive share of the prior, all cells at once."""
+        """The posterior of all cells at once, by a Student-t fitted to each cell and a defensive share of the prior."""
         x = self.rows.take(torch.arange(self.n_cells))
         if self.modes is None or self.labels is None or self.levels is None:
             return self._fitted(self.model, x, self.start, None)
         local = self.modes.elliptical(x.device)
         covariance = local.root.covariance() / _INFLATE**2
         means = self.levels.of(self.labels.to(x.device), covariance)
-        nearer = local.loc + (covariance @ means.mean.unsqueeze(-1)).squeeze(-1)
-        return self._fitted(GroupedModel(self.model), torch.cat([x, means.mean], -1), nearer, means)
+        start = local.loc + (covariance @ means.mean.unsqueeze(-1)).squeeze(-1)
+        return self._fitted(GroupedModel(self.model), torch.cat([x, means.mean], -1), start, means)
 
     def particles(self, n: int, generator: Randomness, /) -> Particles:
-        """Refine, draw and weigh."""
+        """Refine, draw and compute log-weights."""
         return self.proposed.particles(n, generator)
 
     def moved(self, z: Tensor, seed: int, /) -> Tensor:
-        """Joint draws moved by what is not known of the groups' means. Shapes: ``z (n, cells, d)``, as z."""
+        """Joint draws with the uncertainty of the groups' means. Shapes: ``z (n, cells, d)``, as z."""
         return self.proposed.moved(z, seed)
 
     @torch.no_grad()
     def expression(self, z: Tensor, /) -> Tensor:
-        """The model's."""
+        """Normalised expression by the model."""
         return self.model.expression(z)
 
     def _fitted(self, model: Expressing, x: Tensor, start: Tensor | Proposal, means: GroupMeans | None) -> Proposed:
@@ -253,18 +253,19 @@ def streamed(
 ) -> Streamed:
     """The posterior at cells by a Student-t fitted to each cell, with a defensive share of the prior, block by block.
 
-    `start` is an encoder, or a tensor of locations, to climb from. With `labels`, a number for each cell's group and
-    negative for none, the prior has a mean of its own in each group (`vaerdict.de.model.group_prior`); that takes a
-    first pass over the cells, unless its `modes` are given. Where donors are the replicates, each needs a label of its
-    own: about a mean they share, donors look more alike than they are.
+    `start` is an encoder, or a tensor of locations, to start the search for modes from. With `labels`, a number for
+    each cell's group and negative for none, the prior has a mean of its own in each group
+    (`vaerdict.de.model.group_prior`); that takes a first pass over the cells, unless its `modes` are given. Where
+    donors are the replicates, each needs a label of its own: about a mean they share, donors look more alike than they
+    are.
 
     Shapes: ``start (cells, d)``, ``labels (cells,)``.
     """
     if labels is None:
         return Streamed(model, rows, start, prior_share)
     modes = modes or find_modes(model, rows, start, block=block, engine=engine, progress=progress)
-    found = levels(modes.elliptical(torch.device("cpu")), _INFLATE, labels.cpu())
-    return Streamed(model, rows, start, prior_share, labels, modes, found)
+    group_levels = levels(modes.elliptical(torch.device("cpu")), _INFLATE, labels.cpu())
+    return Streamed(model, rows, start, prior_share, labels, modes, group_levels)
 
 
 def refined(
@@ -275,7 +276,7 @@ def refined(
     labels: Tensor | None = None,
     prior_share: float = 0.05,
 ) -> Proposed:
-    """The posterior at cells x as `streamed` has it, all cells at once.
+    """The posterior at cells x as by `streamed`, all cells at once.
 
     Shapes: ``x (cells, genes)``, ``start (cells, d)``, ``labels (cells,)``.
     """
@@ -294,15 +295,15 @@ def find_modes(
     """The modes of all cells under the model's own prior, block by block, in the host's memory."""
     size = block_size(rows.device) if block is None else check_count(block, name="block")
     items = Made(torch.arange(rows.n).split(size), lambda cells: (rows.select(cells), _start(start, cells)))
-    found, done = Filled(rows.n), 0
+    filled, done = Filled(rows.n), 0
     for part in in_order((engine or default_engine(rows.device)).map(partial(_modes, model), items)):
-        found.put(slice(done, done := done + len(part.loc)), part)
+        filled.put(slice(done, done := done + len(part.loc)), part)
         progress(done, rows.n, "cells refined")
-    return Modes(*found.columns)
+    return Modes(*filled.columns)
 
 
 class Filled:
-    """What is known of every cell, filled in as blocks come: many small pieces kept would scatter the free memory.
+    """Values of every cell, filled in block by block: many small tensors would fragment the memory.
 
     Shapes: ``columns (n, *)`` each, NaN where nothing was put.
     """
@@ -311,7 +312,7 @@ class Filled:
         self.n, self.columns = n, list[Tensor]()
 
     def put(self, place: Tensor | slice, part: Iterable[Tensor]) -> None:
-        """Put what came of some cells in their places. Shapes: ``(c, *)`` each."""
+        """Put the values of some cells in their places. Shapes: ``(c, *)`` each."""
         part = list(part)
         self.columns = self.columns or [t.new_full((self.n, *t.shape[1:]), torch.nan) for t in part]
         for column, values in zip(self.columns, part, strict=True):
@@ -335,5 +336,5 @@ def _start(start: Tensor | Proposal, cells: Tensor) -> Tensor | Proposal:
 
 
 def default_engine(device: torch.device) -> Engine:
-    """As many threads of this process as torch may use; a single one where a GPU does the work."""
+    """As many threads of this process as torch may use; a single one with a GPU."""
     return Threads(torch.get_num_threads() if device.type == "cpu" else 1)

@@ -21,7 +21,7 @@ from vaerdict.de.analysis import MOST_TRAINING, Analysis
 from vaerdict.de.contrasts import Contrast
 from vaerdict.de.counts_likelihood import LfcLikelihood
 from vaerdict.de.effects import ESTIMANDS, Effect
-from vaerdict.de.model.averages import support
+from vaerdict.de.model.averaging import support
 from vaerdict.de.model.checks import predictive, predictive_checks
 from vaerdict.de.model.combine import Combined, combine
 from vaerdict.de.model.effect import (

@@ -15,17 +15,16 @@ from scipy import sparse
 from torch import Tensor
 
 from checks import Largest
-from vaerdict import de
-from vaerdict.de import data as inputs
-from vaerdict.de import pipeline as run
-from vaerdict.de.model import checks, fitting
+from vaerdict.datasets import appendix
+from vaerdict.de import analysis, data, differential_expression
+from vaerdict.de import model as de
+from vaerdict.de.model import checks, fitting, stage
 from vaerdict.de.model.posterior import find_modes
 from vaerdict.engines import Engine, Local, Ray, Threads
 from vaerdict.models import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import OfCounts
 from vaerdict.training.data import Resident, Rows, Shared, Sparse
-from vaerdict_paper.benchmarks import million
 
 CPU = torch.device("cpu")
 CELLS, GENES = 90, 25
@@ -33,7 +32,7 @@ CELLS, GENES = 90, 25
 
 @pytest.fixture(scope="module")
 def counts() -> Tensor:
-    return million.simulate(CELLS, GENES, device=CPU, seed=0).rows.take(torch.arange(CELLS))
+    return appendix(0, n_cells=CELLS, n_genes=GENES).counts
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +126,8 @@ def test_locations_to_start_from_are_those_of_the_cells(model, counts):
 
 # ------------------------------------------------------------------------------------------------ from file to table
 ad = pytest.importorskip("anndata")
-simulated = pytest.importorskip("test_de_analysis").simulated
-TINY = {"quick": True, "n_draws": 60}
+simulated = pytest.importorskip("test_de_pipeline").simulated
+TINY = {"quick": True, "n_draws": 60, "check_model": True}
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +144,12 @@ def table(stored) -> bytes:
 
 
 def written(stored: Path, engine: Engine | None = None, **options: Any) -> bytes:
-    found = de.differential_expression(stored, "group", "A", engine=engine, batch_key="batch", **TINY, **options)
+    found = differential_expression(stored, "group", "A", engine=engine, batch_key="batch", **TINY, **options)
     return found.table.to_csv().encode()
 
 
 def test_a_file_that_is_read_again_gives_the_same_table(stored, table, monkeypatch):
-    monkeypatch.setattr(inputs, "HELD", 0)
+    monkeypatch.setattr(data, "MEMORY", 0)
     assert written(stored, Threads(1)) == table
 
 
@@ -163,16 +162,18 @@ def test_ray_gives_the_same_table(stored, table, monkeypatch):
 
 def test_no_tensor_grows_with_the_cells(monkeypatch):
     """With as many cells to train on, three times as many cells make no larger tensor."""
-    monkeypatch.setattr(fitting, "MOST_TRAINING", 120)
-    monkeypatch.setitem(de.cells._BLOCK, "cpu", 64)
-    for module in (fitting, run):
+    for module in (fitting, stage):
+        monkeypatch.setattr(module, "MOST_TRAINING", 120)
         monkeypatch.setattr(module, "SCORED", 30)
+    monkeypatch.setitem(data._BLOCK, "cpu", 64)
     monkeypatch.setattr(checks, "_CELLS", 30)
-    monkeypatch.setattr(run, "TRAINING_CELLS", 0)
+    monkeypatch.setattr(analysis, "OTHER_CELLS", 0)
     sizes = []
     for n in (150, 450):
         with Largest() as seen:
-            de.differential_expression(simulated(n=n), "group", "A", engine=Threads(1), quick=True, n_draws=40)
+            differential_expression(
+                simulated(n=n), "group", "A", engine=Threads(1), quick=True, check_model=True, n_draws=40
+            )
         sizes.append(seen.numel)
     assert sizes[1] < 1.3 * sizes[0]  # one is of the non-zero counts of a batch
 
@@ -185,10 +186,10 @@ def test_reading_a_large_file_keeps_a_block_of_it(tmp_path, monkeypatch):
     ad.AnnData(counts).write_h5ad(tmp_path / "large.h5ad")
     peaks = {}
     for held in (0, 2**30):
-        monkeypatch.setattr(inputs, "HELD", held)
-        adata = inputs.open_data(tmp_path / "large.h5ad")
+        monkeypatch.setattr(data, "MEMORY", held)
+        adata = data.open_data(tmp_path / "large.h5ad")
         tracemalloc.start()
-        found = inputs.read_counts(adata, np.arange(n), np.arange(n) % 2)
+        found = data.read_counts(adata, np.arange(n), np.arange(n) % 2)
         peaks[held] = tracemalloc.get_traced_memory()[1] / 2**20
         tracemalloc.stop()
         assert len(found.cells) == n

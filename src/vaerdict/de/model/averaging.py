@@ -1,7 +1,7 @@
 """Average expression of groups of cells in joint draws, in one pass over the cells and in bounded memory.
 
 Cells are worked on a block at a time, and spread out over genes a few draws of a block at a time. What a cell draws
-depends on the seed, its index and its group alone, so that answers depend neither on blocks nor on who does them.
+depends on the seed, its index and its group alone, so that averages depend neither on blocks nor on the engine.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def averages(
 
     Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
     in random order. `block` cells are an item of the `engine`'s, and `chunk` numbers, draws x cells x genes, are spread
-    out at a time; by default both are the device's. A block's sums are ``populations x draws x genes`` numbers, and are
+    out at a time; by default both suit the device. A block's sums are ``populations x draws x genes`` numbers, and are
     added up in order: engines give the same averages to the last bit, other blocks up to rounding, which now and then
     makes a draw take a neighbouring particle.
 
@@ -96,14 +96,14 @@ def averages(
     keep = len(means) < len(populations)
     work = partial(_worked, means, n_draws, seed, chunk or chunk_size(posterior.device), keep)
     size = block_size(posterior.device) if block is None else check_count(block, name="block")
-    items = Made(cells.split(size), lambda some: (some, posterior.select(some)))
-    sums, known, drawn, done = _Sums(), Filled(posterior.n_cells), list[Tensor](), 0
-    for found in in_order((engine or default_engine(posterior.device)).map(work, items)):
-        sums.add(found.sums)
-        known.put(cells[done : done + len(found.khat)], (found.khat, found.ess, found.latent))
-        drawn += [] if found.z is None else [found.z]
-        progress(done := done + len(found.khat), len(cells), "cells")
-    khat, ess, latent = known.columns
+    items = Made(cells.split(size), lambda block: (block, posterior.select(block)))
+    sums, filled, drawn, done = _Sums(), Filled(posterior.n_cells), list[Tensor](), 0
+    for part in in_order((engine or default_engine(posterior.device)).map(work, items)):
+        sums.add(part.sums)
+        filled.put(cells[done : done + len(part.khat)], (part.khat, part.ess, part.latent))
+        drawn += [] if part.z is None else [part.z]
+        progress(done := done + len(part.khat), len(cells), "cells")
+    khat, ess, latent = filled.columns
     expression = sums.means()
     for name in populations.keys() - means.keys():
         expression[name] = _median(posterior, populations[name], cells, torch.cat(drawn, 1), seed)
@@ -121,9 +121,9 @@ def fixed_averages(
     block: int | None = None,
     engine: Engine | None = None,
 ) -> dict[str, Tensor]:
-    """The same of expression that is known, such as raw proportions: only the cells' weights vary between draws.
+    """Averages of fixed expression, such as proportions of counts: only the cells' weights vary between draws.
 
-    Of `Rows` of counts, of which the first `n_genes` columns are genes, it is the proportions.
+    `Rows` of counts, whose first `n_genes` columns are genes, are turned into proportions.
 
     Shapes: ``expression (cells, genes) -> {name: (draws, genes)}``.
     """
@@ -131,10 +131,10 @@ def fixed_averages(
     weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
     work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
     size = block_size(rows.device) if block is None else check_count(block, name="block")
-    items = Made(torch.arange(rows.n).split(size), lambda some: (some, rows.select(some)))
+    items = Made(torch.arange(rows.n).split(size), lambda block: (block, rows.select(block)))
     sums = _Sums()
-    for found in in_order((engine or default_engine(rows.device)).map(work, items)):
-        sums.add(found)
+    for part in in_order((engine or default_engine(rows.device)).map(work, items)):
+        sums.add(part)
     return sums.means()
 
 
@@ -147,7 +147,7 @@ class _Sum(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """What came of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``, ``z (draws, c, d)``."""
+    """The results of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``, ``z (draws, c, d)``."""
 
     sums: dict[str, _Sum]
     khat: Tensor
@@ -160,17 +160,17 @@ class _Block(NamedTuple):
 def _worked(
     weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, keep: bool, item: tuple[Tensor, CellPosterior]
 ) -> _Block:
-    """Refine, draw, weigh, resample and average the cells of one block."""
+    """Refine, draw, compute weights, resample and average the cells of one block."""
     cells, posterior = item[0].to(item[1].device), item[1]
     source = PerUnit(seed, PARTICLES, cells)
     z, log_w = posterior.particles(n, source)
     smooth, khat = diagnostics.psis(log_w.double())
     latent = (log_normalise(smooth).exp().unsqueeze(-1) * z).sum(0).to(z)
     drawn = moved(posterior, _resampled(z, smooth, source), seed)
-    here = {name: weight(cells) for name, weight in weights.items() if weight.touches(cells)}
-    sums = _summed(posterior, drawn, here, chunk) if here else {}
-    kept = drawn.cpu() if keep else None
-    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu(), kept)
+    of_block = {name: weight(cells) for name, weight in weights.items() if weight.touches(cells)}
+    sums = _summed(posterior, drawn, of_block, chunk) if of_block else {}
+    stored = drawn.cpu() if keep else None
+    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu(), stored)
 
 
 def _summed(posterior: CellPosterior, z: Tensor, weights: Mapping[str, Tensor], chunk: int) -> dict[str, _Sum]:
@@ -179,7 +179,7 @@ def _summed(posterior: CellPosterior, z: Tensor, weights: Mapping[str, Tensor], 
     n_genes = posterior.expression(z[:1, :1]).shape[-1]
     draws = max(1, chunk // (n_genes * z.shape[1]))
     pairs = zip(weight.split(draws), z.split(draws), strict=True)
-    total = torch.cat([(some @ posterior.expression(part)).cpu() for some, part in pairs])
+    total = torch.cat([(w @ posterior.expression(part)).cpu() for w, part in pairs])
     mass = weight.sum(-1, keepdim=True).cpu()
     return {name: _Sum(total[:, i], mass[:, i]) for i, name in enumerate(weights)}
 
@@ -190,8 +190,8 @@ def _weighed(weights: Mapping[str, _Weighed], n_genes: int | None, item: tuple[T
     cells, x = item[0].to(item[1].device), item[1].take(torch.arange(item[1].n))
     if n_genes is not None:
         x = x[:, :n_genes] / x[:, :n_genes].sum(-1, keepdim=True)
-    here = {name: weight(cells).to(x) for name, weight in weights.items() if weight.touches(cells)}
-    return {name: _Sum((w @ x).cpu(), w.sum(1, keepdim=True).cpu()) for name, w in here.items()}
+    of_block = {name: weight(cells).to(x) for name, weight in weights.items() if weight.touches(cells)}
+    return {name: _Sum((w @ x).cpu(), w.sum(1, keepdim=True).cpu()) for name, w in of_block.items()}
 
 
 def _resampled(z: Tensor, log_w: Tensor, source: PerUnit) -> Tensor:
@@ -206,20 +206,20 @@ class _Sums:
     """Sums of expression and weights over the blocks, for each population and draw, in double precision."""
 
     def __init__(self) -> None:
-        self.found: dict[str, _Sum] = {}
+        self.sums: dict[str, _Sum] = {}
 
     def add(self, more: Mapping[str, _Sum]) -> None:
-        """Add those of a block."""
+        """Add the sums of a block."""
         for name, one in more.items():
-            if name not in self.found:
-                self.found[name] = _Sum(one.total.double(), one.mass.double())
+            if name not in self.sums:
+                self.sums[name] = _Sum(one.total.double(), one.mass.double())
             else:
-                self.found[name].total.add_(one.total)
-                self.found[name].mass.add_(one.mass)
+                self.sums[name].total.add_(one.total)
+                self.sums[name].mass.add_(one.mass)
 
     def means(self) -> dict[str, Tensor]:
         """The averages. Shapes: ``{name: (draws, genes)}``."""
-        return {name: one.total / one.mass for name, one in self.found.items()}
+        return {name: one.total / one.mass for name, one in self.sums.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,12 +252,12 @@ def _prepared(populations: Mapping[str, Population], n_cells: int, n_draws: int,
 
 
 def _all_cells(n_cells: int, populations: Mapping[str, Population]) -> Tensor:
-    """Every cell of any population, once."""
+    """The cells of all populations."""
     if not populations:
         raise SettingError("no population to average; name at least one group of cells.")
     for name, population in populations.items():
-        found = population.cells
-        if not len(found) or int(found.min()) < 0 or int(found.max()) >= n_cells:
+        cells = population.cells
+        if not len(cells) or int(cells.min()) < 0 or int(cells.max()) >= n_cells:
             raise SettingError(f"population {name!r} must name some of the cells 0 to {n_cells - 1}.")
     return torch.cat([population.cells for population in populations.values()]).unique()
 

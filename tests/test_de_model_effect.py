@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from checks import Largest, assert_mean
-from vaerdict import de, decisions
+from vaerdict import decisions
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.de import effects as contrast
+from vaerdict.de import effects
+from vaerdict.de import model as de
+from vaerdict.de.effects import CENTRED, ESTIMANDS, PROPORTION, Effect, Estimand, comparison
+from vaerdict.de.tables import GeneTable
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.engines import Threads
 
@@ -58,24 +63,44 @@ def wide(x: Tensor, inflate: float = 1.5) -> de.Proposed:
 
 
 GROUPS = {"a": torch.arange(0, 12), "b": torch.arange(12, 24), "one": torch.tensor([3]), "other": torch.tensor([20])}
-EQUAL = de.Uncertainty(cells=False)
+
+
+def compared(
+    posterior: de.CellPosterior,
+    a: str,
+    b: str,
+    *,
+    estimand: Estimand = CENTRED,
+    weighting: de.Weighting | None = None,
+    refits: Sequence[de.CellPosterior] = (),
+    n_draws: int = 1000,
+    **how: Any,
+) -> GeneTable:
+    """The genes of two groups by the pieces of the model stage; cells have equal weights by default."""
+    equal = {f"{name} equal": de.Population(GROUPS[name], de.Equal()) for name in (a, b)}
+    groups = equal | {name: de.Population(GROUPS[name], weighting or de.Equal()) for name in (a, b)}
+    how = {"seed": 0, **how}
+    averages = de.averages(posterior, groups, n_draws, **how)
+    fits = [averages, *(de.averages(refit, equal, n_draws, **how) for refit in refits)]
+    fixed, *others = (estimand.lfc(*(fit.expression[name] for name in equal)) for fit in fits)
+    ess = 1 / (1 / averages.ess[~averages.ess.isnan()]).mean().item()
+    full = estimand.lfc(averages.expression[a], averages.expression[b])
+    effect = de.joint_effect(full, fixed, ess, [other.mean(0) for other in others])
+    return comparison(effect, *(averages.expression[name].mean(0) for name in (a, b)), estimand=estimand).table
 
 
 # --------------------------------------------------------------------------------------------- posterior of z
 def test_one_cell_against_another_has_the_exact_posterior(x):
     """The LFC is normal with known mean and variance; importance weights must recover it."""
-    found = de.compare(
-        wide(x), GROUPS, [("one", "other")], estimand=de.PROPORTION, uncertainty=EQUAL, n_draws=20_000
-    ).contrasts["one", "other"]
+    t = compared(wide(x), "one", "other", estimand=PROPORTION, n_draws=20_000)
     loc, sd = Powers(5).posterior(x)
-    law = torch.distributions.Normal(loc[3] - loc[20], math.sqrt(2) * sd)
-    up, down = 1 - law.cdf(torch.tensor(0.5)), law.cdf(torch.tensor(-0.5))
-    t = found.table
-    torch.testing.assert_close(t["lfc_mean"], law.mean, atol=0.03, rtol=0)
-    torch.testing.assert_close(t["lfc_median"], law.mean, atol=0.04, rtol=0)
+    exact = torch.distributions.Normal(loc[3] - loc[20], math.sqrt(2) * sd)
+    up, down = 1 - exact.cdf(torch.tensor(0.5)), exact.cdf(torch.tensor(-0.5))
+    torch.testing.assert_close(t["lfc_mean"], exact.mean, atol=0.03, rtol=0)
+    torch.testing.assert_close(t["lfc_median"], exact.mean, atol=0.04, rtol=0)
     for key, expected in (("prob_up", up), ("prob_down", down), ("prob_de", up + down)):
         torch.testing.assert_close(t[key], expected, atol=0.015, rtol=0)
-    width = 2 * (law.icdf(torch.tensor(0.95)) - law.mean)
+    width = 2 * (exact.icdf(torch.tensor(0.95)) - exact.mean)
     torch.testing.assert_close(t["lfc_high"] - t["lfc_low"], width, rtol=0.04, atol=0)
 
 
@@ -102,10 +127,7 @@ def test_a_group_mean_of_latents_sharpens_with_cells(x):
 def test_refined_proposals_with_a_share_of_the_prior_are_as_good_as_exact_ones(x):
     cells = de.refined(Powers(5), x, torch.zeros_like(x))
     exact = de.Proposed(Powers(5), x, Powers(5).exact(x))
-    tables = [
-        de.compare(q, GROUPS, [("a", "b")], uncertainty=EQUAL, n_draws=4000, seed=2).contrasts["a", "b"].table
-        for q in (cells, exact)
-    ]
+    tables = [compared(q, "a", "b", n_draws=4000, seed=2) for q in (cells, exact)]
     torch.testing.assert_close(tables[0]["lfc_mean"], tables[1]["lfc_mean"], atol=0.02, rtol=0)
     torch.testing.assert_close(tables[0]["prob_de"], tables[1]["prob_de"], atol=0.05, rtol=0)
 
@@ -118,7 +140,7 @@ def test_given_particles_are_taken_as_they_are(x):
     torch.testing.assert_close(
         answer.expression["one"].mean(0), value, rtol=0.02, atol=0
     )  # up to smoothing of the tail
-    with pytest.raises(ShapeError, match="n=7 particles were asked for, 500 are there"):
+    with pytest.raises(ShapeError, match="n=7 particles were asked for, but there are 500"):
         de.averages(held, {"one": de.Population(GROUPS["one"], de.Equal())}, 7, seed=0)
 
 
@@ -208,11 +230,11 @@ def test_quantiles_are_taken_of_few_numbers_at_a_time(monkeypatch, generator):
     quantile, sizes = Tensor.quantile, []
     expected = a.log2() - b.log2()
     expected = expected - quantile(expected, 0.5, -1, keepdim=True)
-    monkeypatch.setattr(contrast, "_AT_A_TIME", 90)
+    monkeypatch.setattr(effects, "_AT_A_TIME", 90)
     spy = lambda t, *args, **keys: sizes.append(t.numel()) or quantile(t, *args, **keys)  # noqa: E731
     monkeypatch.setattr(Tensor, "quantile", spy)
-    lfc = de.CENTRED.lfc(a, b)
-    table = de.comparison(de.Effect(lfc, torch.ones(9)), a[0], b[0], estimand=de.CENTRED).table
+    lfc = CENTRED.lfc(a, b)
+    table = comparison(Effect(lfc, torch.ones(9)), a[0], b[0], estimand=CENTRED).table
     assert max(sizes) <= 90
     torch.testing.assert_close(lfc, expected)
     torch.testing.assert_close(table["lfc_median"], quantile(expected, 0.5, 0))
@@ -278,8 +300,8 @@ def test_a_weighted_median_follows_the_weights(x):
 def largest(n_cells: int, n_draws: int, d: int = 20) -> int:
     cells = wide(torch.zeros(n_cells, d))
     with Largest() as seen:
-        de.compare(cells, {"a": CELLS(n_cells // 2), "b": CELLS(n_cells // 2, n_cells)}, [("a", "b")],
-                   n_draws=n_draws, block=8, chunk=8000, engine=Threads(1))  # fmt: skip
+        groups = {"a": de.Population(CELLS(n_cells // 2)), "b": de.Population(CELLS(n_cells // 2, n_cells))}
+        de.averages(cells, groups, n_draws, seed=0, block=8, chunk=8000, engine=Threads(1))
     return seen.numel
 
 
@@ -290,25 +312,20 @@ def test_memory_does_not_grow_with_cells_times_draws_times_genes():
     assert many < 250 * 200 * 20 / 20
 
 
-def test_the_answer_does_not_depend_on_the_chunks_or_on_what_else_is_asked(x):
-    small, large, more = (
-        de.compare(wide(x), GROUPS, contrasts, n_draws=100, seed=3, block=block, chunk=chunk).contrasts["a", "b"].table
-        for block, chunk, contrasts in (
-            (1, 500, [("a", "b")]),
-            (100, 10**6, [("a", "b")]),
-            (7, 700, [("b", "a"), ("a", "b")]),
-        )
-    )
-    for key in small:
-        torch.testing.assert_close(small[key], large[key])
-        torch.testing.assert_close(small[key], more[key])
-    other = de.compare(wide(x), GROUPS, [("a", "b")], n_draws=100, seed=4).contrasts["a", "b"].table
-    assert not torch.allclose(other["lfc_mean"], small["lfc_mean"])
+def test_averages_do_not_depend_on_the_chunks_or_on_other_groups(x):
+    def averages(seed: int = 3, groups: str = "ab", **how: Any) -> Tensor:
+        populations = {name: de.Population(GROUPS[name]) for name in groups}
+        return de.averages(wide(x), populations, 100, seed=seed, **how).expression["a"]
+
+    small = averages(block=1, chunk=500)
+    torch.testing.assert_close(small, averages(block=100, chunk=10**6))
+    torch.testing.assert_close(small, averages(groups="ba", block=7, chunk=700))
+    torch.testing.assert_close(small, averages(groups="a"))
+    assert not torch.allclose(small, averages(seed=4))
 
 
 def test_opposite_contrasts_mirror_each_other(x):
-    both = de.compare(wide(x), GROUPS, [("a", "b"), ("b", "a")], n_draws=200).contrasts
-    one, other = both["a", "b"].table, both["b", "a"].table
+    one, other = (compared(wide(x), *pair, weighting=de.Bootstrap(), n_draws=200) for pair in ("ab", "ba"))
     torch.testing.assert_close(one["lfc_mean"], -other["lfc_mean"])
     torch.testing.assert_close(one["prob_up"], other["prob_down"])
     torch.testing.assert_close(one["q_value"], other["q_value"])
@@ -319,18 +336,17 @@ def test_opposite_contrasts_mirror_each_other(x):
 def test_centring_takes_out_what_all_genes_share(generator):
     a, b = torch.rand(2, 30, 7, generator=generator, dtype=torch.float64)
     factor = torch.rand(30, 1, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(de.CENTRED.lfc(factor * a, b), de.CENTRED.lfc(a, b))
-    assert not torch.allclose(de.PROPORTION.lfc(factor * a, b), de.PROPORTION.lfc(a, b))
-    torch.testing.assert_close(de.CENTRED.lfc(a, b).median(1).values, torch.zeros(30).double())
-    assert set(de.ESTIMANDS) == {"centred", "proportion", "pair"}
+    torch.testing.assert_close(CENTRED.lfc(factor * a, b), CENTRED.lfc(a, b))
+    assert not torch.allclose(PROPORTION.lfc(factor * a, b), PROPORTION.lfc(a, b))
+    torch.testing.assert_close(CENTRED.lfc(a, b).median(1).values, torch.zeros(30).double())
+    assert set(ESTIMANDS) == {"centred", "proportion", "pair"}
 
 
 # ---------------------------------------------------------------------------------------------- tables and FDR
 def test_the_called_set_and_its_q_values_agree(generator):
-    effect = de.Effect(torch.randn(50, 40, generator=generator) + torch.linspace(-2, 2, 40), torch.full((40,), 50.0))
+    effect = Effect(torch.randn(50, 40, generator=generator) + torch.linspace(-2, 2, 40), torch.full((40,), 50.0))
     zero = torch.zeros(40)
-    found = de.comparison(effect, zero, zero, estimand=de.PROPORTION, delta=0.5, level=0.1)
-    t = found.table
+    t = comparison(effect, zero, zero, estimand=PROPORTION, delta=0.5, level=0.1).table
     ties = t["lfc_mean"].abs()
     assert torch.equal(t["is_de"], decisions.discoveries(t["prob_de"], 0.1, ties=ties))
     assert torch.equal(t["is_de"], t["q_value"] <= 0.1)
@@ -384,11 +400,7 @@ def test_refits_widen_a_comparison(x):
             return torch.exp2(z * factor**self.by)
 
     refits = [de.Proposed(Scaled(5, by), x, Powers(5).exact(x)) for by in (-1.0, 0.0, 1.0)]
-    alone, refitted = (
-        de.compare(wide(x), GROUPS, [("a", "b")], refits=r, estimand=de.PROPORTION, uncertainty=EQUAL, n_draws=300)
-        .contrasts["a", "b"].table
-        for r in ([], refits)
-    )  # fmt: skip
+    alone, refitted = (compared(wide(x), "a", "b", refits=r, estimand=PROPORTION, n_draws=300) for r in ([], refits))
     ratio = (refitted["lfc_high"] - refitted["lfc_low"]) / (alone["lfc_high"] - alone["lfc_low"])
     assert ratio[1] > 1.2
     torch.testing.assert_close(ratio[[0, 2, 3, 4]], torch.ones(4).double(), atol=0.05, rtol=0)
@@ -397,25 +409,23 @@ def test_refits_widen_a_comparison(x):
 def test_the_stated_error_is_that_between_seeds(x):
     """Probabilities of the same comparison by many seeds scatter as their error says, with particles few and uneven."""
     cells = wide(x, 2.5)
-    tables = [
-        de.compare(cells, GROUPS, [("one", "other")], estimand=de.PROPORTION, uncertainty=EQUAL, n_draws=100, seed=s)
-        .contrasts["one", "other"].table
-        for s in range(90)
-    ]  # fmt: skip
+    tables = [compared(cells, "one", "other", estimand=PROPORTION, n_draws=100, seed=s) for s in range(90)]
     spread = torch.stack([t["prob_de"] for t in tables]).std(0)
     stated = torch.stack([t["mcse"] for t in tables]).mean(0)
     middling = spread > 0.1  # elsewhere the rule of succession sets a floor
     ratio = (stated / spread)[middling]
     assert len(ratio) >= 3
     assert ((ratio > 0.7) & (ratio < 1.6)).all()
-    naive = torch.stack([de.contrast.probability_error(t["prob_de"], torch.tensor(100.0)) for t in tables]).mean(0)
+    naive = torch.stack([effects.probability_error(t["prob_de"], torch.tensor(100.0)) for t in tables]).mean(0)
     assert (naive / spread)[middling].max() < 0.7  # counting draws instead of their effective number would fail
 
 
 def test_support_tells_good_weights_from_bad(x):
-    good, bad = (
-        de.compare(wide(x, inflate), GROUPS, [("a", "b")], n_draws=400).support["a"] for inflate in (1.05, 0.3)
-    )
+    def supported(inflate: float) -> de.Support:
+        averages = de.averages(wide(x, inflate), {"a": de.Population(GROUPS["a"])}, 400, seed=0)
+        return de.support(averages.khat[GROUPS["a"]], averages.ess[GROUPS["a"]], 400)
+
+    good, bad = supported(1.05), supported(0.3)
     assert good.n_cells == 12
     assert good.khat < 0.5
     assert good.ess > 300
@@ -426,23 +436,21 @@ def test_support_tells_good_weights_from_bad(x):
 
 # ------------------------------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("cells", "n_draws", "message"),
     [
-        ({"contrasts": [("a", "nobody")]}, "no group nobody; there are a, b, one, other"),
-        ({"contrasts": []}, "nothing to compare"),
-        ({"delta": 0.0}, "delta=0.0 must be positive"),
-        ({"interval": 1.0}, "interval=1.0 is no probability"),
-        ({"groups": {"a": torch.tensor([99]), "b": CELLS(5)}}, "population 'a' must name some of the cells 0 to 23"),
-        ({"groups": {"a": CELLS(2), "b": CELLS(5)}}, "a bootstrap of 2 cells shows no spread"),
-        ({"n_draws": 0}, "n_draws=0 must be a whole number"),
+        (torch.tensor([99]), 20, "population 'a' must name some of the cells 0 to 23"),
+        (CELLS(2), 20, "a bootstrap of 2 cells shows no spread"),
+        (CELLS(5), 0, "n_draws=0 must be a whole number"),
     ],
 )
-def test_what_has_no_meaning_is_refused(x, change, message):
-    arguments = {"groups": GROUPS, "contrasts": [("a", "b")], "n_draws": 20, **change}
+def test_populations_that_cannot_be_averaged_are_refused(x, cells, n_draws, message):
     with pytest.raises(SettingError, match=message):
-        de.compare(wide(x), **arguments)
+        de.averages(wide(x), {"a": de.Population(cells)}, n_draws, seed=0)
 
 
-def test_refits_must_be_of_the_same_cells(x):
-    with pytest.raises(ShapeError, match=r"of \[20, 24\] cells"):
-        de.compare(wide(x), GROUPS, [("a", "b")], refits=[wide(x), wide(x[:20])], n_draws=20)
+def test_thresholds_without_a_meaning_are_refused():
+    effect, mean = Effect(torch.zeros(3, 2), torch.ones(2)), torch.zeros(2)
+    with pytest.raises(SettingError, match=r"delta=0.0 must be positive"):
+        comparison(effect, mean, mean, estimand=CENTRED, delta=0.0)
+    with pytest.raises(SettingError, match=r"interval=1.0 is no probability"):
+        comparison(effect, mean, mean, estimand=CENTRED, interval=1.0)

@@ -34,7 +34,7 @@ def small(n: int = 60, genes: int = 8, seed: int = 0) -> Any:
 
 def read(adata: Any, **options: Any) -> inputs.Counts:
     labels = plan.Labels("group", inputs.column(adata, options.pop("groupby", "group"), role="groupby"))
-    pairs = plan.asked(labels, options.pop("group_a", "A"), options.pop("group_b", "B"), None)
+    pairs = plan.pairs_to_compare(labels, options.pop("group_a", "A"), options.pop("group_b", "B"), None)
     found = plan.contrasts(labels, pairs, [])
     rows = plan.compared_cells(found)
     groups = np.unique(labels.group[rows].astype(str), return_inverse=True)[1]
@@ -217,10 +217,10 @@ def test_what_is_too_much_to_keep_is_read_again(kind, tmp_path, monkeypatch):
     adata.write_h5ad(tmp_path / "a.h5ad")
     batch = torch.eye(2).repeat(60, 1)[:119]
     kept = read(inputs.open_data(tmp_path / "a.h5ad"), n_top_genes=20)
-    monkeypatch.setattr(inputs, "HELD", 100)
+    monkeypatch.setattr(inputs, "MEMORY", 100)
     again = read(inputs.open_data(tmp_path / "a.h5ad"), n_top_genes=20)
-    assert isinstance(again.matrix, inputs.Stored)
-    assert not isinstance(kept.matrix, inputs.Stored)
+    assert isinstance(again.matrix, inputs.StoredCounts)
+    assert not isinstance(kept.matrix, inputs.StoredCounts)
     assert (again.digest, again.genes) == (kept.digest, kept.genes)
     assert np.array_equal(again.totals, kept.totals)
     memory, disk = (counts.rows(cpu, batch) for counts in (kept, again))
@@ -233,10 +233,10 @@ def test_what_is_too_much_to_keep_is_read_again(kind, tmp_path, monkeypatch):
 
 def test_part_of_a_file_is_kept_for_its_rows_are_others(tmp_path, monkeypatch):
     uneven(60, 20).write_h5ad(tmp_path / "a.h5ad")
-    monkeypatch.setattr(inputs, "HELD", 100)
+    monkeypatch.setattr(inputs, "MEMORY", 100)
     whole = inputs.open_data(tmp_path / "a.h5ad")
     found = read(whole[10:])
-    assert not isinstance(found.matrix, inputs.Stored)
+    assert not isinstance(found.matrix, inputs.StoredCounts)
     assert torch.equal(found.tensor(), read(whole).tensor()[10:])
 
 
@@ -286,7 +286,7 @@ def test_names_of_groups_cannot_be_taken_for_ours():
     """A group called "not X" is not the rest of X, nor one called "rest" the rest."""
     names = ["responder", "not responder", "'not responder'", "rest", "a vs b", "b", "a"]
     group = np.repeat(np.array(names, dtype=object), np.arange(3, 10))
-    pairs = [*plan.asked(plan.Labels("g", group), None, None, None), ("a", "rest"), ("a", "b")]
+    pairs = [*plan.pairs_to_compare(plan.Labels("g", group), None, None, None), ("a", "rest"), ("a", "b")]
     found = plan.contrasts(plan.Labels("g", group), pairs, [])
     assert len({c.name for c in found}) == len(found) == 9
     cells = {}
@@ -323,8 +323,7 @@ def test_cells_whose_batch_lacks_the_other_side_are_counted():
     (found,) = plan.contrasts(known, [("A", "B")], said)
     assert (len(found.a.cells), found.used) == (8, (4, 6))
     assert said == [
-        "A vs B: the counts of 4 of 8 cells of A and 2 of 8 cells of B are not compared, for their batches do not hold "
-        "both sides."
+        "A vs B: 4 of 8 cells of A and 2 of 8 cells of B are not compared because their batches do not hold both sides."
     ]
 
 
@@ -359,7 +358,7 @@ def test_small_samples_and_cells_of_none_are_counted():
     ("shared", "paired", "words"),
     [
         (0, False, []),
-        (1, False, ["A vs B: 1 of 5 samples gave cells to both sides, so that none are taken as pairs."]),
+        (1, False, ["A vs B: 1 of 5 samples have cells on both sides; none are paired."]),
         (3, True, []),
     ],
 )
@@ -394,7 +393,7 @@ def test_samples_are_the_units_and_too_few_are_refused():
 
 def test_one_against_the_rest_and_all_pairs():
     known = labels(small())
-    assert plan.asked(known, None, None, None) == [("A", None), ("B", None)]
+    assert plan.pairs_to_compare(known, None, None, None) == [("A", None), ("B", None)]
     assert plan.all_pairs(["A", "B", "C"]) == [("A", "B"), ("A", "C"), ("B", "C")]
     first, second = plan.contrasts(known, [("A", None), ("B", None)], [])
     assert first.name == "A vs rest"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,12 @@ from scipy import special
 from checks import assert_mean
 from vaerdict import de
 from vaerdict.core import SettingError
-from vaerdict.de import pipeline as run
-from vaerdict.de import replicates
-from vaerdict.de import tables as answers
+from vaerdict.de import analysis, columns, moderation, tables
 from vaerdict.de.contrasts import Labels, contrasts
-from vaerdict.de.model import checks
-from vaerdict.de.stage_cache import Parts
+from vaerdict.de.effects import PROPORTION
+from vaerdict.de.model import checks, effect, stage
+from vaerdict.de.stage_cache import StageCache
+from vaerdict.optional import isolated
 
 ad = pytest.importorskip("anndata")
 pd = pytest.importorskip("pandas")
@@ -44,12 +46,46 @@ def simulated(n: int = 240, genes: int = 40, *, seed: int = 0, null: bool = Fals
     return ad.AnnData(counts.astype(np.float32), obs=frame, var=pd.DataFrame(index=[f"g{i}" for i in range(genes)]))
 
 
-FAST = {"quick": True, "n_draws": 100}
+FAST = {"n_draws": 100}
+MODEL = {"quick": True, "check_model": True, **FAST}
 
 
 @pytest.fixture(scope="module")
 def answer() -> de.DEResult:
-    return de.differential_expression(simulated(), "group", "A", "B", objectives=["VAE", "IWAE"], refits=2, **FAST)
+    options = {"objectives": ["VAE", "IWAE"], "naive_bootstrap": True, **MODEL}
+    return de.differential_expression(simulated(), "group", "A", "B", **options)
+
+
+@pytest.fixture(scope="module")
+def from_counts() -> de.DEResult:
+    return de.differential_expression(simulated(), "group", "A", "B", **FAST)
+
+
+def test_the_counts_decide_and_no_model_is_trained_by_default(from_counts, answer, tmp_path):
+    """A model that only checks changes no number of the table, and nothing of its folder is imported without one."""
+    assert from_counts.results["model"] is None
+    assert from_counts.latent is None
+    assert from_counts.verdict["decided_by"] == answer.verdict["decided_by"] == "counts"
+    pd.testing.assert_frame_equal(answer.table[from_counts.table.columns], from_counts.table, check_exact=True)
+    simulated(n=60).write_h5ad(tmp_path / "a.h5ad")
+    script = (
+        "import sys; from vaerdict import de\n"
+        "de.differential_expression('a.h5ad', 'group', 'A', 'B')\n"
+        "print(*(m for m in sys.modules if m.startswith('vaerdict.de.model')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("options", [{"objectives": ["VAE"]}, {"refits": 3}])
+def test_options_of_training_without_a_model_are_refused(options):
+    with pytest.raises(SettingError, match="none is trained; add check_model=True or borrow=True"):
+        de.differential_expression(simulated(n=60), "group", "A", "B", **options)
+
+
+def test_an_unknown_option_is_refused_by_its_name():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'detla'"):
+        de.differential_expression(simulated(n=60), "group", "A", "B", detla=0.3)
 
 
 def test_changed_genes_are_found_with_their_direction(answer):
@@ -59,45 +95,47 @@ def test_changed_genes_are_found_with_their_direction(answer):
     assert table.loc[up, "lfc_mean"].to_numpy() == pytest.approx([2] * 3, abs=0.6)
     assert table.loc[down, "lfc_mean"].to_numpy() == pytest.approx([-2] * 3, abs=0.6)
     assert table["is_de"].sum() <= 8
-    assert table.loc[up + down, "raw_is_de"].all()
+    assert table.loc[up + down, "naive_is_de"].all()
     assert set(answer.discoveries().gene.head(6)) == set(up + down)
 
 
-def test_the_table_has_the_documented_columns(answer):
-    assert list(answer.table.columns) == list(answers.COLUMNS)
+def test_the_table_has_the_documented_columns(answer, from_counts):
+    assert list(answer.table.columns) == columns.names(columns.DE, columns.MODEL, columns.NAIVE)
+    assert list(from_counts.table.columns) == columns.names(columns.DE)
+    assert set(answer.table.group_a) | set(answer.table.group_b) == {"A", "B"}
     assert (answer.table.lfc_low <= answer.table.lfc_high).all()
     assert answer.table[["prob_de", "q_value", "mcse"]].notna().all(axis=None)
 
 
 def test_the_results_follow_the_contract(answer):
-    found = answer.results
-    assert found["experiment"] == "de"
+    results, model = answer.results, answer.results["model"]
+    assert results["experiment"] == "de"
     assert {"certified", "caution", "refused"} >= {answer.verdict["inference"]}
-    (contrast,) = found["contrasts"]
+    (contrast,) = results["contrasts"]
     assert contrast["n_up"] + contrast["n_down"] == contrast["n_discoveries"] == answer.table.is_de.sum()
     assert contrast["expected_fdr"] <= 0.05
     curve = contrast["fdr_curve"]
     assert curve["k"][-1] == 40
     assert all(low <= high for low, high in zip(curve["low"], curve["high"], strict=True))
-    assert sum(row["chosen"] for row in found["selection"]) == 1
-    assert {row["model"] for row in found["selection"]} == {"VAE", "IWAE"}
-    best = max(found["selection"], key=lambda row: row["evidence_refined"])
+    assert sum(row["chosen"] for row in model["selection"]) == 1
+    assert {row["model"] for row in model["selection"]} == {"VAE", "IWAE"}
+    best = max(model["selection"], key=lambda row: row["evidence_refined"])
     assert best["chosen"]
-    assert [check["name"] for check in found["checks"]] == ["zeros", "variance", "library"]
-    assert {row["group"] for row in found["diagnostics"]} == {"A", "B"}
-    assert any("Cells are treated as replicates" in words for words in answer.warnings)
-    json.dumps(found)
+    assert [check["name"] for check in model["checks"]] == ["zeros", "variance", "library"]
+    assert {row["group"] for row in model["diagnostics"]} == {"A", "B"}
+    assert any("Cells are the replicates" in message for message in answer.verdict["messages"])
+    json.dumps(results)
 
 
 def test_means_and_shares_are_those_of_the_counts(answer):
-    """What the model says of a gene stands under names of its own."""
+    """The model's means and fold changes are columns of their own."""
     adata, table = simulated(), answer.table.set_index("gene")
     share = adata.X / adata.X.sum(1, keepdims=True)
     for side in "ab":
-        mine = (adata.obs["group"] == side.upper()).to_numpy()
-        assert table[f"mean_{side}"].to_numpy() == pytest.approx(share[mine].mean(0))
-        assert table[f"seen_{side}"].to_numpy() == pytest.approx((adata.X[mine] > 0).mean(0))
-        assert table[f"model_mean_{side}"].to_numpy() == pytest.approx(share[mine].mean(0), rel=0.5)
+        mask = (adata.obs["group"] == side.upper()).to_numpy()
+        assert table[f"mean_{side}"].to_numpy() == pytest.approx(share[mask].mean(0))
+        assert table[f"seen_{side}"].to_numpy() == pytest.approx((adata.X[mask] > 0).mean(0))
+        assert table[f"model_mean_{side}"].to_numpy() == pytest.approx(share[mask].mean(0), rel=0.5)
         assert not np.allclose(table[f"model_mean_{side}"], table[f"mean_{side}"], rtol=1e-4)
     up, down = table.loc[["g0", "g1", "g2"], "model_lfc"], table.loc[["g3", "g4", "g5"], "model_lfc"]
     assert up.min() > 0.5 > -0.5 > down.max()
@@ -109,11 +147,11 @@ def test_a_contrast_that_batches_confound_costs_no_run(tmp_path):
     adata.obs["batch"] = np.where(adata.obs["group"] == "C", "y", np.where(np.arange(120) % 2 == 0, "x", "w"))
     adata.obs.loc[adata.obs_names[:30:3], "batch"] = "alone"  # cells of A only
     options = {"pairs": [("A", "B"), ("A", "C")], "batch_key": "batch", "out": tmp_path, **FAST}
-    found = de.differential_expression(adata, "group", **options)
-    (row,) = found.results["contrasts"]
+    result = de.differential_expression(adata, "group", **options)
+    (row,) = result.results["contrasts"]
     assert (row["name"], row["against_rest"], row["paired"]) == ("A vs B", False, None)
     assert [row[f"n_cells_{side}"] for side in ("a", "b", "a_used", "b_used")] == [40, 40, 30, 40]
-    assert [words.split(":")[0] for words in found.warnings[1:]] == ["left out", "A vs B"]
+    assert [warning.split(":")[0] for warning in result.warnings] == ["left out", "A vs B"]
     adata.obs["batch"] = np.roll(adata.obs["batch"], 6)
     with pytest.raises(SettingError, match="differs in data"):
         de.differential_expression(adata, "group", **options)
@@ -123,50 +161,50 @@ def test_a_contrast_whose_cells_have_no_counts_is_said_to_be_left_out():
     adata = simulated(n=120)
     adata.obs["type"] = np.where(np.arange(120) < 12, "empty", "full")
     adata.X[:12] = 0
-    found = de.differential_expression(adata, "group", "A", "B", within="type", **FAST)
-    assert [row["name"] for row in found.results["contrasts"]] == ["A vs B within full"]
-    assert "left out: A vs B within empty, for too few of its cells have counts." in found.warnings
+    result = de.differential_expression(adata, "group", "A", "B", within="type", **FAST)
+    assert [row["name"] for row in result.results["contrasts"]] == ["A vs B within full"]
+    assert "left out: A vs B within empty, because too few of its cells have counts." in result.warnings
 
 
 def test_no_number_of_genes_means_all_of_them():
-    found = de.differential_expression(simulated(n=60), "group", "A", "B", n_top_genes=0, **FAST)
-    assert len(found.table) == 40
-    assert found.results["settings"]["n_top_genes"] is None
+    result = de.differential_expression(simulated(n=60), "group", "A", "B", n_top_genes=0, **FAST)
+    assert len(result.table) == 40
+    assert result.results["settings"]["n_top_genes"] is None
 
 
 def test_groups_of_the_same_population_give_no_discoveries():
-    found = de.differential_expression(simulated(null=True, seed=1), "group", "A", "B", **FAST)
-    assert found.table.is_de.sum() == 0
+    result = de.differential_expression(simulated(null=True, seed=1), "group", "A", "B", **FAST)
+    assert result.table.is_de.sum() == 0
 
 
 def test_one_against_the_rest_within_types_and_samples_at_once():
     adata = simulated(n=360)
-    found = de.differential_expression(
+    result = de.differential_expression(
         adata, "group", "A", within="type", sample_key="sample", batch_key="batch", n_top_genes=None, **FAST
     )
-    rows = found.results["contrasts"]
+    rows = result.results["contrasts"]
     assert [row["name"] for row in rows] == ["A vs rest within t", "A vs rest within u"]
     assert [row["n_samples_a"] for row in rows] == [2, 2]
-    assert found.verdict["replicates"] == "samples"
-    assert not any("Cells are treated" in words for words in found.warnings)
+    assert result.verdict["replicates"] == "samples"
+    assert not any("Cells are" in warning for warning in result.warnings)
     for row in rows:
-        assert set(found.discoveries(row["name"]).gene.head(4)) <= {f"g{i}" for i in range(6)}
+        assert set(result.discoveries(row["name"]).gene.head(4)) <= {f"g{i}" for i in range(6)}
 
 
 def test_a_stopped_run_goes_on_to_the_identical_file(tmp_path, monkeypatch):
-    adata, options = simulated(n=150), {"refits": 2, "borrow": True, **FAST}
+    adata, options = simulated(n=150), {"refits": 2, "borrow": True, "quick": True, **FAST}
     whole = de.differential_expression(adata, "group", "A", "B", out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
 
         def killed(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(answers, "still_averages", killed)
+        patch.setattr(stage, "refit_averages", killed)
         with pytest.raises(KeyboardInterrupt):
             de.differential_expression(adata, "group", "A", "B", out=tmp_path / "stopped", **options)
     assert not (tmp_path / "stopped" / "de.csv").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(answers, "joint_averages", killed)  # that stage was stored and is not done again
+        patch.setattr(stage, "group_averages", killed)  # that stage was stored and is not done again
         de.differential_expression(adata, "group", "A", "B", out=tmp_path / "stopped", **options)
     first, second = ((tmp_path / name / "de.csv").read_bytes() for name in ("whole", "stopped"))
     assert first == second
@@ -200,39 +238,37 @@ def test_scanpy_reads_the_ranking(answer):
 
 
 def test_a_fitted_scvi_model_takes_the_place_of_training(tmp_path):
-    rivals = pytest.importorskip("vaerdict_paper.experiments.rivals")
     scvi = pytest.importorskip("scvi")
     adata = simulated(n=150)
-    with rivals.isolated(0):
+    with isolated(0):
         scvi.model.SCVI.setup_anndata(adata, batch_key="batch")
         model = scvi.model.SCVI(adata)
         model.train(max_epochs=30, accelerator="cpu", enable_progress_bar=False, logger=False)
-    found = de.differential_expression(adata, "group", "A", "B", model=model, refits=5, out=tmp_path, **FAST)
-    assert found.results["settings"]["model"] == "SCVI"
-    assert found.results["settings"]["effort"]["refits"] == 0
-    assert [row["model"] for row in found.results["selection"]] == ["SCVI"]
-    assert any("its own error is not assessed" in words for words in found.warnings)
-    assert all(row["khat"] < row["khat_encoder"] for row in found.results["diagnostics"])
-    assert set(found.table.nlargest(3, "lfc_mean").gene) == {"g0", "g1", "g2"}
+    result = de.differential_expression(adata, "group", "A", "B", model=model, out=tmp_path, **FAST)
+    assert result.results["settings"]["model"] == "SCVI"
+    assert result.results["model"]["refits"] == 0
+    assert [row["model"] for row in result.results["model"]["selection"]] == ["SCVI"]
+    assert any("its own error is not assessed" in words for words in result.warnings)
+    assert all(row["khat"] < row["khat_encoder"] for row in result.results["model"]["diagnostics"])
+    assert set(result.table.nlargest(3, "lfc_mean").gene) == {"g0", "g1", "g2"}
 
 
 def test_counts_are_compared_within_the_batches_of_a_given_model():
     """Genes of which only the batches differ, and groups in unlike batches: nothing changed."""
-    rivals = pytest.importorskip("vaerdict_paper.experiments.rivals")
     scvi = pytest.importorskip("scvi")
     adata, rng = simulated(n=150, null=True), np.random.default_rng(1)
     far = rng.random(150) < np.where(adata.obs["group"] == "B", 0.8, 0.2)
     adata.X[far, 20:30] = rng.poisson(4 * adata.X[far, 20:30])
     adata.obs["batch"] = np.where(far, "y", "x")
-    with rivals.isolated(0):
+    with isolated(0):
         scvi.model.SCVI.setup_anndata(adata, batch_key="batch")
         model = scvi.model.SCVI(adata, n_hidden=8, n_latent=2)
         model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False, logger=False)
-    found = de.differential_expression(adata, "group", "A", "B", model=model, **FAST)
+    result = de.differential_expression(adata, "group", "A", "B", model=model, **FAST)
     adata.obs["all"] = "one"
     mixed = de.differential_expression(adata, "group", "A", "B", model=model, batch_key="all", **FAST)
-    assert (found.table.is_de.sum(), mixed.table.is_de.sum() >= 8) == (0, True)
-    assert found.results["contrasts"][0]["n_cells_a_used"] == mixed.results["contrasts"][0]["n_cells_a_used"] == 50
+    assert (result.table.is_de.sum(), mixed.table.is_de.sum() >= 8) == (0, True)
+    assert result.results["contrasts"][0]["n_cells_a_used"] == mixed.results["contrasts"][0]["n_cells_a_used"] == 50
 
 
 @pytest.mark.parametrize(
@@ -243,7 +279,7 @@ def test_counts_are_compared_within_the_batches_of_a_given_model():
         ({"delta": 0.0}, "delta=0.0 must be positive"),
         ({"level": 1.5}, "strictly between 0 and 1"),
         ({"objectives": ["GAN"]}, "objectives .*GAN"),
-        ({"refits": 1}, "at least two, or 0"),
+        ({"refits": 1, "borrow": True}, "at least two, or 0"),
         ({"n_draws": 0}, "n_draws=0"),
         ({"n_top_genes": 1}, "n_top_genes=1: at least 2 genes are needed to compare; 0 for all"),
         ({"n_top_genes": -5}, "n_top_genes=-5: at least 2"),
@@ -256,20 +292,20 @@ def test_settings_without_a_meaning_are_refused(options, message):
 
 
 # -------------------------------------------------------------------------------------------------- replicates
-def test_shrunken_variances_recover_their_prior():
+def test_moderated_variances_recover_their_prior():
     rng = np.random.default_rng(0)
     df0, s0, df, n = 8.0, 0.3, 4, 20_000
     variance = df0 * s0 / rng.chisquare(df0, n)
     seen = torch.from_numpy(variance * rng.chisquare(df, n) / df)
-    found = replicates.shrink(seen, df)
-    assert found.df - df == pytest.approx(df0, rel=0.1)
-    prior = (found.variance * found.df - df * seen) / (found.df - df)
+    moderated = moderation.moderate(seen, df)
+    assert moderated.df - df == pytest.approx(df0, rel=0.1)
+    prior = (moderated.variance * moderated.df - df * seen) / (moderated.df - df)
     assert prior.mean().item() == pytest.approx(s0, rel=0.05)
 
 
 def test_inverse_trigamma():
     for y in (0.3, 1.0, 7.0):
-        assert replicates._inverse_trigamma(float(special.polygamma(1, y))) == pytest.approx(y)
+        assert moderation._inverse_trigamma(float(special.polygamma(1, y))) == pytest.approx(y)
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -283,8 +319,8 @@ def test_intervals_between_samples_cover_what_is_constant_across_individuals(pai
         keys = [f"s{i}" if paired else f"{name}{i}" for i in range(n)]
         return {key: torch.from_numpy(2.0**row).expand(800, -1) for key, row in zip(keys, y, strict=True)}
 
-    effect = replicates.replicate_effect(side("a"), side("b"), de.PROPORTION, seed=0)
-    low, high = effect.lfc.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64), 0)
+    lfc = effect.replicate_effect(side("a"), side("b"), PROPORTION, seed=0).lfc
+    low, high = lfc.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64), 0)
     inside = ((low <= 0) & (high >= 0)).double()
     assert_mean(inside, 0.9, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
@@ -295,7 +331,7 @@ def test_three_refits_do_not_make_an_unknown_gene_look_changed():
     """True change zero, refits vary by one: three points on both sides of zero would be sure of a change."""
     rng = np.random.default_rng(3)
     means = [torch.from_numpy(rng.normal(0, 1.0, 2000)) for _ in range(3)]
-    draws = replicates.spread(means, 2000, seed=0)
+    draws = effect.refit_error(means, 2000, seed=0)
     assert draws.mean(1).std().item() < 0.1
     assert (draws.abs() >= 0.5).double().mean(0).max().item() < 0.9
     inside = (draws.abs() < 1.645).double().mean(0)
@@ -321,15 +357,11 @@ def test_a_right_model_passes_the_checks_and_one_without_overdispersion_does_not
     ]
 
 
-# ------------------------------------------------------------------------------------------------------- parts
+# ------------------------------------------------------------------------------------------------------ stages
 def test_calls_are_made_over_all_contrasts_together():
     sure = {"prob_de": torch.full((9,), 0.999), "lfc_mean": torch.ones(9)}
     unsure = {"prob_de": torch.full((9,), 0.94), "lfc_mean": torch.ones(9)}
-    parts = [
-        {**part, "raw_prob_de": part["prob_de"], "raw_lfc": part["lfc_mean"], "q_value": torch.ones(9)}
-        for part in (sure, unsure)
-    ]
-    first, second = answers.together(parts, 0.05)
+    first, second = tables.call_genes([{**part, "q_value": torch.ones(9)} for part in (sure, unsure)], 0.05)
     assert first["is_de"].all()
     assert second["is_de"].all()  # at 0.06 alone none would be
     assert second["q_value"].max().item() == pytest.approx((9 * 0.001 + 9 * 0.06) / 18)
@@ -338,19 +370,19 @@ def test_calls_are_made_over_all_contrasts_together():
 
 def test_stages_come_back_as_they_were_stored(tmp_path):
     name, value = "a\0b / <é>", torch.arange(3.0)
-    parts = Parts.of(tmp_path, {"data": "x"})
-    parts.stage("s", lambda: {name: value})
+    cache = StageCache.of(tmp_path, {"data": "x"})
+    cache.stage("s", lambda: {name: value})
 
     def again() -> dict[str, torch.Tensor]:
         raise AssertionError("made twice")
 
-    assert parts.stage("s", again)[name].tolist() == [0, 1, 2]
+    assert cache.stage("s", again)[name].tolist() == [0, 1, 2]
     with pytest.raises(SettingError, match="differs in data"):
-        Parts.of(tmp_path, {"data": "y"})
+        StageCache.of(tmp_path, {"data": "y"})
 
 
 def test_groups_compared_are_numbered_and_others_are_not():
     labels = Labels("group", np.array(["A", "B", "C"] * 3, dtype=object))
     pair, rest = contrasts(labels, [("A", "B")], []), contrasts(labels, [("A", None)], [])
-    assert run._groups(labels.group, pair).tolist() == [0, 1, -1] * 3
-    assert run._groups(labels.group, rest).min() >= 0
+    assert analysis._group_numbers(labels.group, pair).tolist() == [0, 1, -1] * 3
+    assert analysis._group_numbers(labels.group, rest).min() >= 0
