@@ -12,17 +12,17 @@ from vaerdict.report.tables import Column, Table
 
 NAIVE = (
     "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage; it "
-    "calls many genes falsely and is shown for comparison."
+    "calls genes with few counts too easily and is shown for comparison."
 )
 
 
 def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str, decider: Decider) -> Table:
     """What was found in each contrast; `scale` describes the fold change."""
-    a, b = group_names(contrasts[0]) if len(contrasts) == 1 else ("the first group", "the second")
+    a, b = group_names(contrasts[0]) if len(contrasts) == 1 else ("the first group", "the second group")
     columns = [
         Column("name", "contrast"),
-        Column("cells", f"cells of {a}, {b}"),
-        Column("samples", f"samples of {a}, {b}"),
+        Column("cells", f"cells of {a} and {b}"),
+        Column("samples", f"samples of {a} and {b}"),
         Column("n", "genes called"),
         Column("n_up", f"higher in {a}"),
         Column("n_down", f"higher in {b}"),
