@@ -65,7 +65,7 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
 
 
 def _method(row: Row) -> str:
-    return METHOD_NAMES.get(row["method"], row["method"])
+    return METHOD_NAMES.get(str(row["method"]), str(row["method"]))
 
 
 def _series(row: Row) -> str:
@@ -191,7 +191,7 @@ def _intervals(results: Row) -> list[Block]:
         return []
     body = [
         {
-            "series": f"{KIND_NAMES.get(row['kind'], row['kind'])}, {row['replicates']}",
+            "series": f"{KIND_NAMES[row['kind']]}, {row['replicates']}",
             "stated": INTERVAL,
             "coverage": Value(row["coverage"], row["coverage_se"]),
             "splits": row["splits"],
