@@ -244,7 +244,7 @@ def known(*, real: int = 200, false: int = 0, inside: float = 0.9, naive: bool =
 def test_cards_and_messages_follow_the_truth(check, tones, message):
     cards = truth_cards(check, DECIDERS["both"])
     assert [card.tone for card in cards] == tones
-    assert message in " ".join(truth_messages(check))
+    assert message in " ".join(truth_messages(check, DECIDERS["both"]))
     assert (cards[-1].question == "What do shrinkage and the model add?") == (len(cards) == 4)
 
 

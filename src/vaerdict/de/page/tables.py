@@ -1,4 +1,4 @@
-"""The tables of the page: contrasts, leading genes, groups and models."""
+"""The tables of the page: contrasts, leading genes, groups, models and settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from vaerdict.de.page.genes import Genes, called, leading
 from vaerdict.de.verdict import Decider, group_names
+from vaerdict.report.page import flat
 from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
@@ -105,3 +106,10 @@ def selection_table(rows: Sequence[Row]) -> Table:
     body = [{**row, "used": "yes" if row.get("chosen") else ""} for row in rows]
     note = "The model with the largest refined log evidence of held-out cells is used." if len(rows) > 1 else ""
     return Table("selection", "The models that were fitted", columns, body, note)
+
+
+def settings_table(settings: Row) -> Table:
+    """Every option of a run, folded."""
+    rows = [{"what": str(key), "value": flat(value)} for key, value in settings.items()]
+    columns = (Column("what", "setting"), Column("value", "value"))
+    return Table("settings", "Every option of this run", columns, rows, detail=True)
