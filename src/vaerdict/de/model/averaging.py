@@ -79,16 +79,35 @@ def averages(
     engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Averages:
-    """Average normalised expression of several populations for `n_draws` joint draws, in one pass over the cells.
+    """Average normalised expression of several populations in joint draws, in one pass over the cells.
 
     Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
-    in random order. `block` cells are an item of the `engine`'s, and `chunk` numbers, draws x cells x genes, are spread
-    out at a time; by default both suit the device. A block's sums are ``populations x draws x genes`` numbers, and are
-    added up in order: engines give the same averages to the last bit, other blocks up to rounding, which now and then
-    makes a draw take a neighbouring particle.
+    in random order. The sums of a block are ``populations x draws x genes`` numbers and are added in order: engines give
+    the same averages to the last bit, other blocks up to rounding, which now and then makes a draw take a neighbouring
+    particle.
 
-    A population averaged by its median also keeps the latents of its cells, and spreads out the genes of one draw at a
-    time.
+    Parameters
+    ----------
+    posterior
+        The posterior of every cell's latent.
+    populations
+        The groups of cells to average. One averaged by its median also keeps the latents of its cells.
+    n_draws
+        Number of joint draws.
+    seed
+        Seed of particles and weights; what a cell draws depends on it and on the cell's index.
+    block, chunk
+        Cells per item of the engine, and numbers (draws x cells x genes) in memory at a time; by default both suit the
+        device.
+    engine
+        What works on blocks: threads of this process by default.
+    progress
+        Called with the cells done, their number and a name.
+
+    Returns
+    -------
+    Averages
+        Expression of each population, ``(draws, genes)``, and k-hat, ESS and latent of every cell.
     """
     check_count(n_draws, name="n_draws")
     cells = _all_cells(posterior.n_cells, populations)
@@ -123,9 +142,23 @@ def fixed_averages(
 ) -> dict[str, Tensor]:
     """Averages of fixed expression, such as proportions of counts: only the cells' weights vary between draws.
 
-    `Rows` of counts, whose first `n_genes` columns are genes, are turned into proportions.
+    Parameters
+    ----------
+    expression
+        Expression ``(cells, genes)``, or `Rows` of counts whose first `n_genes` columns are turned into proportions.
+    populations
+        The groups of cells to average.
+    n_draws, seed
+        Number of joint draws and seed of the weights.
+    n_genes
+        Number of genes of `Rows`.
+    block, engine
+        As for `averages`.
 
-    Shapes: ``expression (cells, genes) -> {name: (draws, genes)}``.
+    Returns
+    -------
+    dict
+        The averages by population, ``(draws, genes)`` each.
     """
     rows = Shared(expression) if isinstance(expression, Tensor) else expression
     weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
