@@ -1,114 +1,80 @@
-"""The command `vaerdict calibrate`: what its options mean."""
+"""The command `vaerdict calibrate`: parsing and printing only."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vaerdict.cli import de
 from vaerdict.cli.common import (
+    RUNNING,
     Address,
     Device,
     EngineName,
     Json,
     Out,
-    Seed,
     choose_device,
     choose_engine,
     print_json,
     print_text,
     progress_bar,
 )
-from vaerdict.de.calibration.pipeline import COLUMNS
+from vaerdict.cli.de import Data, GroupBy, ModelDir
+from vaerdict.cli.options import parsed, with_options
+from vaerdict.de import columns
+from vaerdict.de.options import CalibrateOptions, DEOptions
 
 EPILOG = (
-    "[bold]Columns of calibrate.csv[/bold]\n\n"
-    + "\n\n".join(f"{name}: {words}" for name, words in COLUMNS.items())
+    columns.column_help(columns.CALIBRATE, "calibrate.csv")
     + "\n\nExample:  vaerdict calibrate counts.h5ad --groupby cell_type --groups B --splits 20 --out runs/calibrate"
 )
 
-Groups = Annotated[
-    list[str] | None, typer.Option(help="Groups whose cells are halved, each on its own; the largest by default.")
-]
-Splits = Annotated[int, typer.Option(min=0, help="Random halves in which nothing changed, of each group.")]
-Share = Annotated[
-    float, typer.Option(min=0.01, max=0.99, help="Share of the cells in the first half: 0.1 for groups of unlike size.")
-]
-Spikes = Annotated[int, typer.Option(min=0, help="Random halves between which changes are planted, of each group.")]
-SampleKey = Annotated[
-    str | None, typer.Option(help="Column of obs with samples: whole samples are split, and are the replicates.")
-]
-Balance = Annotated[
-    str | None, typer.Option(help="Column of obs, such as the condition, that both halves share alike.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run into --out was stopped.")]
-Workers = Annotated[int, typer.Option(min=1, help="Splits at a time.")]
 
-
+@with_options(CalibrateOptions, DEOptions, after="groups")
 def calibrate(
     more: typer.Context,
-    data: de.Data,
-    groupby: de.GroupBy,
-    groups: Groups = None,
-    within: de.Within = None,
-    sample_key: SampleKey = None,
-    balance: Balance = None,
-    splits: Splits = 20,
-    spikes: Spikes = 10,
-    share: Share = 0.5,
-    batch_key: de.BatchKey = None,
-    layer: de.Layer = None,
-    delta: de.Delta = 0.5,
-    fdr: de.Fdr = 0.05,
-    scale: de.Scale = "centred",
-    genes: de.Genes = 2000,
-    objectives: de.Objectives = None,
-    refits: de.Refits = None,
-    quick: de.Quick = False,
-    resume: Resume = False,
-    workers: Workers = 1,
+    data: Data,
+    groupby: GroupBy,
+    groups: Annotated[
+        list[str] | None, typer.Option(help="Groups whose cells are split, each on its own; the largest by default.")
+    ] = None,
+    model: ModelDir = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run into --out that was stopped.", rich_help_panel=RUNNING)
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Number of splits at a time.", rich_help_panel=RUNNING)] = 1,
     engine: EngineName = "local",
     address: Address = None,
-    out: Out = Path("vaerdict-calibrate"),
-    seed: Seed = 0,
     device: Device = "auto",
+    out: Out = Path("vaerdict-calibrate"),
     as_json: Json = False,
+    **options: Any,
 ) -> None:
-    """Find out on your own data whether the FDR of `vaerdict de` means what it says."""
-    from vaerdict.de.calibration.pipeline import calibrate
-    from vaerdict.report import load, text, write_page
+    """Measure on your own data whether the FDR of `vaerdict de` holds, with the same options.
+
+    Cells of one group are split at random and compared: every discovery is false, or is checked against planted
+    changes.
+    """
+    from vaerdict.de.calibration import calibrate
+    from vaerdict.de.calibration.page import from_run
+    from vaerdict.report import text, write_page
 
     place = choose_device(device)
     with progress_bar() as progress:
-        found = calibrate(
+        result = calibrate(
             data,
             groupby,
             [*(groups or []), *more.args],
-            splits=splits,
-            spikes=spikes,
-            share=share,
-            within=within,
-            sample_key=sample_key,
-            balance=balance,
-            batch_key=batch_key,
-            layer=layer,
-            delta=delta,
-            level=fdr,
-            scale=scale,
-            n_top_genes=genes or None,
-            objectives=objectives.split(",") if objectives else None,
-            refits=refits,
-            quick=quick,
-            seed=seed,
+            model=model,
             device=place,
             out=out,
             resume=resume,
             workers=workers,
             engine=choose_engine(engine, address, workers, place),
             progress=progress,
+            **parsed(options, CalibrateOptions, DEOptions),
         )
-    document = load(out)
+    document = from_run(out)
     page = write_page(document, out)
-    print_json(found.results) if as_json else print_text(text(document), page)
+    print_json(result.results) if as_json else print_text(text(document), page)

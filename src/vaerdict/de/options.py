@@ -114,3 +114,21 @@ class DEOptions:
     def model_decides(self) -> bool:
         """Whether a model may decide a gene; otherwise it is compared with the counts alone."""
         return self.scale == "pair" or (self.borrow and self.sample_key is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """What a calibration adds to the options of a differential expression."""
+
+    splits: int = option(20, "Random splits of each group in which nothing changed.", minimum=0)
+    spikes: int = option(10, "Random splits of each group between whose halves changes are planted.", minimum=0)
+    share: float = option(0.5, "Share of the cells in the first half: 0.1 for groups of unequal size.")
+    balance: str | None = option(None, "Column of obs, such as the condition, that both halves have in equal parts.")
+
+    def __post_init__(self) -> None:
+        from vaerdict.core import SettingError
+
+        if self.splits < 0 or self.spikes < 0 or not self.splits + self.spikes:
+            raise SettingError(f"splits={self.splits} and spikes={self.spikes}: at least one split must be made.")
+        if not 0 < self.share < 1:
+            raise SettingError(f"share={self.share} of the cells for the first half must lie between 0 and 1.")

@@ -54,7 +54,7 @@ DECIDERS = {
         caution="Use the latents and fold changes of the model with care in groups with k-hat above 0.7.",
         refused="Do not use the latents and fold changes (model_lfc) of the model.",
         doubtful="See the checks below before using the latents of the model.",
-        wrong="Check that the input holds raw counts and that the batch key is right: other input spoils the calls too.",
+        wrong="Check that the input holds raw counts and that the batch key is right, because the calls need both.",
         disagree=": its latents and fold changes miss differences between these groups",
         comparison="What do dispersion and shrinkage add?",
     ),
@@ -168,16 +168,18 @@ def calls_message(contrasts: Sequence[Record]) -> str:
 def _decision(name: str, contrasts: Sequence[Record], replicates: str, model: Record | None) -> Finding:
     decider = DECIDERS[name]
     share = max(contrast["share_by_model"] or 0.0 for contrast in contrasts)
-    words = {"share": f"{'up to ' if len(contrasts) > 1 else ''}{share:.0%}", "replicates": replicates}
-    message, steps = decider.message.format(**words), decider.advice
-    if decider.rests_on_model and model is not None:
-        refits = model["refits"]
-        included = f"include the error of the model, estimated from {refits} refits."
-        left_out = "leave out the error of the model (no refits) and are too narrow."
-        message = f"{message} {decider.intervals} {included if refits else left_out}"
-        steps = steps if refits else f"Run with --refits 3 to include the error of the model. {steps}".strip()
-    answer = decider.answer.format(**words)
+    names = {"share": f"{'up to ' if len(contrasts) > 1 else ''}{share:.0%}", "replicates": replicates}
+    message, steps = decider.message.format(**names), decider.advice
+    if decider.rests_on_model and model is not None and model["refits"]:
+        message += f" {decider.intervals} include the error of the model, estimated from {model['refits']} refits."
+    elif decider.rests_on_model:
+        message += f" {decider.intervals} leave out the error of the model (no refits) and are too narrow."
+        steps = f"A model trained with --refits 3 includes its error in the intervals. {steps}".strip()
+    answer = decider.answer.format(**names)
     return Finding("decided_by", name, "Who decided the genes?", answer, message, decider.tone, steps)
+
+
+CELLS = "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or experiments."
 
 
 def _replicates(contrasts: Sequence[Record], replicates: str) -> Finding:
@@ -188,12 +190,8 @@ def _replicates(contrasts: Sequence[Record], replicates: str) -> Finding:
     if replicates == "samples":
         message = f"Samples are the replicates: the FDR holds for new samples from the same population.{more}"
         return Finding("replicates", replicates, question, answer, message, "open" if few else "good")
-    message = (
-        "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or "
-        f"experiments.{more}"
-    )
     steps = "If the cells come from several donors, name their column with --sample-key."
-    return Finding("replicates", replicates, question, answer, message, "open", steps)
+    return Finding("replicates", replicates, question, answer, f"{CELLS}{more}", "open", steps)
 
 
 def _fewest(contrasts: Sequence[Record], replicates: str) -> tuple[int, str]:

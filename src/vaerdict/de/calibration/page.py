@@ -1,230 +1,290 @@
-"""The page of a calibration: does the false discovery rate mean what it says on these data?"""
+"""The page of a calibration: whether the false discovery rate holds on these data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vaerdict.core import DataError
-from vaerdict.de.calibration import figures
-from vaerdict.de.calibration.summary import INTERVAL, METHODS
+from vaerdict.de.calibration.summary import KIND_NAMES, METHOD_NAMES
+from vaerdict.de.effects import INTERVAL
 from vaerdict.report.document import Block, Document, Picture, Section
+from vaerdict.report.figures import blank, label
 from vaerdict.report.page import flat
 from vaerdict.report.render import read_run, well_formed
 from vaerdict.report.summary import Row, grouped, rows_of
+from vaerdict.report.svg import GREY, OKABE_ITO
 from vaerdict.report.tables import Column, Table, Value
 
-_KINDS = {"null": "nothing changed", "spike": "changes planted"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MARKERS = "osD^v"
+_PLANTING = (
+    "Changes are planted by thinning: for a gene to be larger in one half, molecules are removed at random from the "
+    "other half, so that counts remain counts and library sizes shrink accordingly. Of every twenty genes of similar "
+    "expression thirteen are unchanged, two change by less than delta, which counts as unchanged, and five by 1.1 to 4 "
+    "times delta."
+)
 
 
-def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
+def from_run(run_dir: Path) -> Document:
+    """The report on a run directory of `vaerdict calibrate`."""
+    with well_formed(run_dir):
+        return document(*read_run(run_dir))
+
+
+def document(results: Row, manifest: dict[str, Any] | None) -> Document:
     """The report on a calibration."""
     verdict = results.get("verdict")
-    if not isinstance(verdict, dict) or not verdict.get("words"):
-        raise DataError("results.json of the calibration holds no verdict; run `vaerdict calibrate` again.")
-    headline, *said = map(str, verdict["words"])
-    warnings = [f"Warning: {words}" for words in results.get("warnings") or ()]
+    if not isinstance(verdict, dict) or not verdict.get("messages"):
+        raise DataError("results.json holds no verdict as this version writes it; run `vaerdict calibrate` again.")
+    scale, centred = results["settings"]["scale"], ", minus the median over genes"
+    truth = (
+        f"The truth is on the {scale} scale: the fold change of mean proportions if all cells of the group were in "
+        f"both halves{centred if scale == 'centred' else ''}."
+    )
     sections = [
         Section("Where nothing changed", _null(results)),
         Section("Where changes were planted", _spikes(results)),
-        Section("Do the intervals hold the truth?", _intervals(results)),
-        Section("How the word is found", [str(verdict.get("rule", "")), *_about(results)]),
+        Section("Coverage of the intervals", _intervals(results)),
+        Section("How the verdict is reached", [str(verdict["rule"]), _PLANTING, truth]),
         Section("Settings", [_settings(results)]),
     ]
+    groups = [str(group) for group in results["settings"]["groups"]]
+    named = ", ".join(groups[:3]) + (f" and {len(groups) - 3} more" if len(groups) > 3 else "")
     return Document(
-        f"Calibration: {_title(results)}",
-        [headline, *said, *warnings],
+        f"Calibration: random halves of {named}",
+        [*map(str, verdict["messages"]), *(f"Warning: {each}" for each in results.get("warnings") or ())],
         [section for section in sections if section.blocks],
         manifest,
     )
 
 
-def _title(results: Row) -> str:
-    groups = list(results["settings"]["groups"])
-    named = ", ".join(map(str, groups[:3])) + (f" and {len(groups) - 3} more" if len(groups) > 3 else "")
-    return f"random halves of {named}"
+def _method(row: Row) -> str:
+    return METHOD_NAMES.get(row["method"], row["method"])
 
 
-def _who(row: Row) -> str:
-    return f"{METHODS.get(row['method'], row['method'])}, {row['replicates']}"
+def _series(row: Row) -> str:
+    return f"{_method(row)}, {row['replicates']}"
+
+
+def _settings(results: Row) -> Table:
+    rows = [{"what": str(key), "value": flat(value)} for key, value in results["settings"].items()]
+    columns = (Column("what", "setting"), Column("value", "value"))
+    return Table("settings", "Every option of this run", columns, rows, detail=True)
 
 
 # ------------------------------------------------------------------------------------------------------ sections
 def _null(results: Row) -> list[Block]:
-    rows = rows_of(results, "null", "method", "replicates", "level", "splits", "word")
+    rows = rows_of(results, "null", "method", "replicates", "level", "splits", "verdict")
     if not rows:
         return []
     body = [
         {
             **row,
-            "who": _who(row),
-            "allowed": row["level"],
+            "series": _series(row),
             "share": Value(row["share"], None, f" [{100 * row['share_low']:.0f} to {100 * row['share_high']:.0f}]"),
             "discoveries": Value(row["discoveries"], row["discoveries_se"]),
         }
         for row in rows
     ]
     columns = [
-        Column("who", "called by, replicates"),
-        Column("allowed", "target FDR, %", 0, 100),
+        Column("series", "method, replicates"),
+        Column("level", "target FDR, %", 0, 100),
         Column("splits", "splits"),
         Column("splits_with_any", "with a discovery"),
         Column("share", "share, % [95 % interval]", 0, 100),
-        Column("discoveries", "discoveries a split ± se"),
+        Column("discoveries", "discoveries per split ± se"),
         Column("n_genes", "of genes"),
-        Column("word", "word"),
+        Column("verdict", "verdict"),
     ]
-    note = "Cells of one group were halved at random, so that every discovery is false and the share is the FDR."
+    note = "Cells of one group were split at random, so that every discovery is false and the share is the FDR."
     caption = "Discoveries where nothing changed, at several targets."
     return [_null_picture(results), Table("null", caption, columns, body, note)]
 
 
 def _null_picture(results: Row) -> Picture:
-    level = results["settings"]["analysis"]["level"]
+    level = results["settings"]["level"]
     rows = [r for r in rows_of(results, "rows", "kind", "n_called") if (r["kind"], r["level"]) == ("null", level)]
     counts = {
-        _who(some[0]): [row["n_called"] for row in some] for some in grouped(rows, "replicates", "method").values()
+        _series(splits[0]): [row["n_called"] for row in splits]
+        for splits in grouped(rows, "replicates", "method").values()
     }
-    said = "; ".join(f"{name}: {sum(map(bool, n))} of {len(n)} splits have any" for name, n in counts.items())
+    shares = "; ".join(f"{name}: {sum(map(bool, n))} of {len(n)} splits have any" for name, n in counts.items())
     return Picture(
         "null-discoveries",
         f"Genes called in each split where nothing changed, at a target FDR of {level:.0%}; numbers count splits.",
-        f"Genes called in each split where nothing changed. {said}.",
-        lambda: figures.null_counts(counts),
+        f"Genes called in each split where nothing changed. {shares}.",
+        lambda: _draw_null(counts),
     )
 
 
 def _spikes(results: Row) -> list[Block]:
-    rows = rows_of(results, "spikes", "method", "replicates", "level", "fdp", "word")
+    rows = rows_of(results, "spikes", "method", "replicates", "level", "fdp", "verdict")
     if not rows:
         return []
     body = [
         {
             **row,
-            "who": _who(row),
+            "series": _series(row),
             "fdp": Value(row["fdp"], row["fdp_se"]),
             "tpr": None if row["tpr"] is None else Value(row["tpr"], row["tpr_se"]),
         }
         for row in rows
     ]
     columns = [
-        Column("who", "called by, replicates"),
+        Column("series", "method, replicates"),
         Column("level", "target FDR, %", 0, 100),
         Column("fdp", "achieved FDR, % ± se", 1, 100),
-        Column("expected_fdr", "stated of the genes called, %", 1, 100),
+        Column("expected_fdr", "stated FDR, %", 1, 100),
         Column("tpr", "changed genes found, % ± se", 1, 100),
-        Column("called", "called a split", 1),
+        Column("called", "called per split", 1),
         Column("true", "changed", 1),
         Column("splits", "splits"),
-        Column("word", "word"),
+        Column("verdict", "verdict"),
     ]
-    table = Table("spikes", "Achieved against nominal FDR where changes were planted.", columns, body)
+    table = Table("spikes", "Achieved against target FDR where changes were planted.", columns, body)
     return [_fdr_picture(rows), table, *_effects(results)]
 
 
 def _fdr_picture(rows: Sequence[Row]) -> Picture:
     bands = {
-        _who(some[0]): figures.Band(*zip(*(_percent(r["level"], r["fdp"], r["fdp_se"]) for r in some), strict=True))
-        for some in grouped(rows, "replicates", "method").values()
+        _series(levels[0]): Band(*zip(*(_percent(r["level"], r["fdp"], r["fdp_se"]) for r in levels), strict=True))
+        for levels in grouped(rows, "replicates", "method").values()
     }
-    said = "; ".join(
+    points = "; ".join(
         f"{name}: " + ", ".join(f"{y:.1f} % at {x:g} %" for x, y in zip(band.x, band.y, strict=True))
         for name, band in bands.items()
     )
     return Picture(
         "achieved-fdr",
-        "Achieved against nominal FDR, with two standard errors over splits; above the dashed line too many are false.",
-        f"Achieved against nominal false discovery rate. {said}.",
-        lambda: figures.fdr_bands(bands),
+        "Achieved against target FDR, with two standard errors over splits; above the dashed line too many are false.",
+        f"Achieved against target false discovery rate. {points}.",
+        lambda: _draw_fdr(bands),
     )
 
 
 def _effects(results: Row) -> list[Block]:
-    mae = {row["method"]: row for row in rows_of(results, "fdr_mae", "method", "fdr_mae")}
     rows = rows_of(results, "effects", "method", "size", "n", "called", "short")
-    body = [
-        {**row, "method": METHODS.get(row["method"], row["method"]), "short": Value(row["short"], row["short_se"])}
-        for row in rows
-    ]
+    body = [{**row, "method": _method(row), "short": Value(row["short"], row["short_se"])} for row in rows]
     columns = [
-        Column("method", "called by"),
+        Column("method", "method"),
         Column("size", "planted |LFC|"),
         Column("n", "genes, all splits"),
         Column("called", "called, %", 1, 100),
         Column("short", "estimate falls short by ± se", 3),
     ]
-    said = ", ".join(f"{METHODS.get(m, m)} {row['fdr_mae']:.2f}" for m, row in mae.items())
-    note = f"Mean distance of the false share of the first k genes from the one stated, in % (FDR MAE): {said}."
-    level = results["settings"]["analysis"]["level"]
-    caption = f"Genes called by size of the change planted, at a target FDR of {level:.0%}."
+    mae = rows_of(results, "fdr_mae", "method", "fdr_mae")
+    values = ", ".join(f"{_method(row)} {row['fdr_mae']:.2f}" for row in mae)
+    note = f"Mean distance between achieved and stated FDR of the first k genes, in % (FDR MAE): {values}."
+    caption = f"Genes called by size of the change planted, at a target FDR of {results['settings']['level']:.0%}."
     return [Table("effects", caption, columns, body, note)] if body else []
 
 
 def _intervals(results: Row) -> list[Block]:
-    rows = rows_of(results, "intervals", "kind", "replicates", "coverage", "by_expression", "word")
+    rows = rows_of(results, "intervals", "kind", "replicates", "coverage", "by_expression", "verdict")
     if not rows:
         return []
     body = [
         {
-            "who": f"{_KINDS.get(row['kind'], row['kind'])}, {row['replicates']}",
+            "series": f"{KIND_NAMES.get(row['kind'], row['kind'])}, {row['replicates']}",
             "stated": INTERVAL,
             "coverage": Value(row["coverage"], row["coverage_se"]),
             "splits": row["splits"],
-            "word": row["word"],
+            "verdict": row["verdict"],
         }
         for row in rows
     ]
     columns = [
-        Column("who", "splits, replicates"),
+        Column("series", "splits, replicates"),
         Column("stated", "stated, %", 0, 100),
-        Column("coverage", "held, % ± se", 1, 100),
+        Column("coverage", "achieved, % ± se", 1, 100),
         Column("splits", "splits"),
-        Column("word", "word"),
+        Column("verdict", "verdict"),
     ]
-    bands = {name["who"]: _coverage_band(row["by_expression"]) for name, row in zip(body, rows, strict=True)}
-    said = "; ".join(f"{row['who']}: {100 * row['coverage'].value:.1f} %" for row in body)
+    bands = {part["series"]: _coverage_band(row["by_expression"]) for part, row in zip(body, rows, strict=True)}
+    shares = "; ".join(f"{part['series']}: {100 * part['coverage'].value:.1f} %" for part in body)
     picture = Picture(
         "coverage",
-        "Intervals reported that hold the true LFC, by expression of the gene, with two standard errors.",
-        f"Share of the 90 % intervals reported that hold the true LFC. In all, {said}.",
-        lambda: figures.coverage_bands(bands, 100 * INTERVAL),
+        "Share of reported intervals that cover the true LFC, by expression of the gene, with two standard errors.",
+        f"Share of the {INTERVAL:.0%} intervals reported that cover the true LFC. Overall, {shares}.",
+        lambda: _draw_coverage(bands, 100 * INTERVAL),
     )
-    return [picture, Table("coverage", "Coverage of the intervals reported.", columns, body)]
+    return [picture, Table("coverage", "Coverage of the reported intervals.", columns, body)]
 
 
-def _coverage_band(rows: Sequence[Row]) -> figures.Band:
+def _coverage_band(rows: Sequence[Row]) -> Band:
     points = [_percent(100 * r["expression"], r["coverage"], r["coverage_se"]) for r in rows]
-    return figures.Band(*zip(*points, strict=True))
+    return Band(*zip(*points, strict=True))
 
 
 def _percent(x: float, y: float, se: float | None) -> tuple[float, float, float]:
     return 100 * x, 100 * y, 100 * (se or 0.0)
 
 
-def _about(results: Row) -> list[Block]:
-    scale = results["settings"]["analysis"]["scale"]
-    return [
-        "Changes are planted by thinning: for a gene to be larger in one half, molecules of the other are taken out at "
-        "random, so that counts remain counts and libraries shrink with them. Of every twenty genes of like expression "
-        "fourteen are unchanged, two changed by half of delta, which counts as unchanged, and four by 1.5 to 4 "
-        "times delta.",
-        f"The truth is that of the {scale} scale which the analysis reports: the fold change of mean proportions over "
-        "all cells of the group, had every one been in both halves"
-        + (", less the median over genes." if scale == "centred" else "."),
-        "Intervals of the plain bootstrap are not in the table of genes, so that their coverage is not assessed.",
-    ]
+# ------------------------------------------------------------------------------------------------------ figures
+class Band(NamedTuple):
+    """Points with two standard errors either way."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    se: Sequence[float]
 
 
-def _settings(results: Row) -> Table:
-    settings = {**results["settings"], **results["settings"]["analysis"]}
-    settings.pop("analysis")
-    rows = [{"what": str(key), "value": flat(value)} for key, value in settings.items()]
-    columns = (Column("what", "setting"), Column("value", "value"))
-    return Table("settings", "Every option of this run", columns, rows, detail=True)
+def _draw_fdr(methods: Mapping[str, Band]) -> Figure:
+    """Achieved against target FDR in percent; on the dashed line they agree, above it too many are false."""
+    figure, axes = blank(height=4.4)
+    levels = sorted({x for band in methods.values() for x in band.x})
+    top = max(levels, default=1.0)
+    axes.plot([0, top], [0, top], color=GREY, linestyle="--", linewidth=1, zorder=0, label="as stated")
+    _draw_bands(axes, methods)
+    axes.set(xlabel="target FDR, %", ylabel="achieved FDR, %", xlim=(0, 1.05 * top))
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(levels, [f"{x:g}" for x in levels])
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    return figure
 
 
-def from_run(run_dir: Path) -> Document:
-    """The report on a run directory."""
-    with well_formed(run_dir):
-        return document(*read_run(run_dir))
+def _draw_coverage(kinds: Mapping[str, Band], target: float) -> Figure:
+    """Percent of intervals that cover the truth, by expression; the dashed line is the stated share."""
+    figure, axes = blank(height=4.0)
+    axes.axhline(target, color=GREY, linestyle="--", linewidth=1, zorder=0, label="as stated")
+    _draw_bands(axes, kinds)
+    axes.set(xscale="log", xlabel="expression: molecules in 10,000", ylabel="intervals that cover the LFC, %")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_ylim(top=101)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+def _draw_bands(axes: Axes, bands: Mapping[str, Band]) -> None:
+    """A line with markers for each band, and its range of two standard errors."""
+    for i, (name, band) in enumerate(bands.items()):
+        colour, marker = OKABE_ITO[i % len(OKABE_ITO)], _MARKERS[i % len(_MARKERS)]
+        low = [max(y - 2 * se, 0) for y, se in zip(band.y, band.se, strict=True)]
+        high = [y + 2 * se for y, se in zip(band.y, band.se, strict=True)]
+        axes.fill_between(band.x, low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(band.x, band.y, color=colour, marker=marker, markersize=5, label=label(name, 44))
+
+
+def _draw_null(methods: Mapping[str, Sequence[int]]) -> Figure:
+    """Discoveries in each split where nothing changed: one mark per number, larger for more splits."""
+    figure, axes = blank(height=1.2 + 0.6 * len(methods))
+    most = max((n for counts in methods.values() for n in counts), default=0)
+    for y, counts in enumerate(methods.values()):
+        colour, marker = OKABE_ITO[y % len(OKABE_ITO)], _MARKERS[y % len(_MARKERS)]
+        for n, times in sorted(Counter(counts).items()):
+            axes.plot(n, y, marker=marker, color=colour, markersize=5 + 2 * times**0.5, alpha=0.8)
+            if times > 1:
+                axes.annotate(f"{times}", (n, y), (0, 11), textcoords="offset points", ha="center", fontsize=9)
+    axes.set_yticks(range(len(methods)), [label(name, 36) for name in methods])
+    axes.set(ylim=(len(methods) - 0.5, -0.8), xlim=(-0.4 - 0.03 * most, max(1.4, 1.05 * most)))
+    axes.set_xlabel("genes called in a split, all of them false")
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", integer=True, nbins=8)
+    return figure

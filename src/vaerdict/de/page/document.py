@@ -110,7 +110,8 @@ def _summary(results: Row, contrasts: Sequence[Row], parts: Sequence[Finding]) -
         within_batches=settings.get("batch_key") is not None or settings.get("model") is not None,
     )
     tested = f"Genes tested: {results['genes_tested']}. Proportions{median} are over these genes alone."
-    return [calls_message(contrasts), tested, steps, *(f"Warning: {each}" for each in results.get("warnings") or ())]
+    warnings = [w for w in results.get("warnings") or () if not any(w in part.message for part in parts)]
+    return [calls_message(contrasts), tested, steps, *(f"Warning: {warning}" for warning in warnings)]
 
 
 def _calls_card(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Card:
@@ -131,10 +132,9 @@ def _model_sections(model: Row) -> list[Section]:
     """What was examined of the model, where one was trained or given."""
     diagnostics, selection = rows_of(model, "diagnostics", "group"), rows_of(model, "selection", "model")
     checks = rows_of(model, "checks", "name", "x", "observed")
+    weights = [khat_picture(diagnostics), diagnostics_table(diagnostics)] if diagnostics else []
     return [
-        Section(
-            "Importance weights", [khat_picture(diagnostics), diagnostics_table(diagnostics)] if diagnostics else []
-        ),
+        Section("Importance weights", weights),
         Section("Model selection", [selection_table(selection)] if selection else []),
         Section("Posterior predictive checks", [check_picture(row) for row in checks]),
     ]

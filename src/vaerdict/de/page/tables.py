@@ -11,8 +11,8 @@ from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
 NAIVE = (
-    "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage; it calls "
-    "many genes falsely and is shown for comparison."
+    "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage; it "
+    "calls many genes falsely and is shown for comparison."
 )
 
 

@@ -1,4 +1,4 @@
-"""The report on differential expression from a made-up run whose right answers are known, also in a real browser."""
+"""The page of a differential expression from a made-up run whose right answers are known, also in a real browser."""
 
 from __future__ import annotations
 
@@ -15,41 +15,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vaerdict.de.page.plots import check_picture, khat_picture
-from vaerdict.de.page.table import MEASURES, read, script_safe
 
-import test_report
-from de_toys import COLUMNS, DELTA, HOSTILE, NAMES, run_in
+from de_runs import COLUMNS, DELTA, HOSTILE, NAMES, contrast_record, groups_of, model_record, run_in
+from outline import Outline
+from outline import outline as document_outline
 from vaerdict.core import DataError
-from vaerdict.de.page import table as de_table
-from vaerdict.de.page.truth import OVERALL, REPORTED, Checked, Known, Said, sentences, truth_answers
+from vaerdict.de.columns import DE
+from vaerdict.de.page import genes as de_genes
+from vaerdict.de.page.document import from_run
+from vaerdict.de.page.figures import check_picture, khat_picture
+from vaerdict.de.page.genes import read, script_safe
+from vaerdict.de.page.truth import (
+    BOOTSTRAP,
+    OVERALL,
+    REPORTED,
+    KnownGenes,
+    MethodCalls,
+    TruthCheck,
+    truth_cards,
+    truth_messages,
+)
+from vaerdict.de.verdict import DECIDERS
 from vaerdict.report import document, markdown, render, text
-from vaerdict.report.page import page as html_page
-from vaerdict.report.render import load
 
-
-class Outline(test_report.Outline):
-    """Also the content of every script."""
-
-    VOID = ("meta", "br", "input")
-
-    def __init__(self, source: str) -> None:
-        self.scripts: list[str] = []
-        super().__init__(source)
-
-    def handle_data(self, data: str) -> None:
-        super().handle_data(data)
-        if self.open and self.open[-1] == "script":
-            self.scripts.append(data)
-
-    def count(self, *names: str) -> int:
-        return sum(self.tags[name] for name in names)
+SHOWN = [column for column in DE if column.title and column.name in COLUMNS]
 
 
 def outline(folder: Path) -> Outline:
-    """The page of a run without its still pictures, which take their time."""
-    report = load(folder)
-    return Outline(html_page(report, {picture.name: "" for picture in report.pictures()}))
+    return document_outline(from_run(folder))
 
 
 def csv_rows(folder: Path) -> list[dict[str, str]]:
@@ -59,8 +52,10 @@ def csv_rows(folder: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A rendered run, shared by the tests that only look at it."""
-    folder = run_in(tmp_path_factory.mktemp("de"))
+    """A rendered run of simulated data with a model that decides, shared by the tests that only read it."""
+    folder = run_in(
+        tmp_path_factory.mktemp("de"), simulated=True, model=model_record(), contrast={"share_by_model": None}
+    )
     render(folder)
     return folder
 
@@ -97,15 +92,47 @@ def test_the_script_never_writes_markup(page):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", page.scripts[1])
 
 
-def test_verdict_comes_first_and_in_words(page):
-    calls = "The inference is certified; the model fits; cells are the replicates; "
-    assert calls in page.text
-    order = [
-        page.text.index(word) for word in (calls, "What to do next: The list can be used", "Warning: cells", "Genes")
-    ]
-    assert order == sorted(order)
+def test_verdict_comes_first(page):
+    texts = (
+        "calls are made in 3 contrasts at an expected FDR of 0.05, with |LFC| at least 0.5.",
+        "Genes tested: 2000 of 9999 genes: the most variable. Proportions and the median that centres them",
+        "What to do next: The list can be used at its stated FDR.",
+        "Warning: 12 cells",
+        "The model decides every gene",
+        "Inference is certified",
+        "The model fits",
+        "Cells are the replicates",
+        "Genes called in each contrast",
+    )
+    places = [page.text.index(part) for part in texts]
+    assert places == sorted(places)
     for answer in ("Certified", "It fits", "Cells", "calls in 3 contrasts"):
         assert answer in page.text
+
+
+def test_without_a_model_the_page_says_nothing_about_one(tmp_path):
+    seen = outline(run_in(tmp_path, n_genes=40, names=NAMES[:1]))
+    assert "Genes are called from the raw counts: a quasi-likelihood per gene" in seen.text
+    visible = seen.text.replace(seen.scripts[0], "").replace(seen.scripts[1], "")
+    assert not re.search(r"\bmodel|inference|k-hat|predictive|refit", visible, re.IGNORECASE)
+
+
+def test_groups_have_their_own_names(tmp_path):
+    """Also the rest of the cells; neither A nor B stands for a group."""
+    one = from_run(run_in(tmp_path / "one", n_genes=40, names=NAMES[:1]))
+    assert "higher in B cells" in text(one)
+    assert "cells of B cells, CD14+ Monocytes" in text(one)
+    assert "log2 fold change, B cells over CD14+ Monocytes" in text(one)
+    rest = from_run(run_in(tmp_path / "rest", n_genes=40, names=NAMES[1:2]))
+    assert "higher in the rest" in text(rest)
+    several = from_run(run_in(tmp_path / "several", n_genes=40))
+    assert "higher in the second" in text(several)
+    for report in (one, rest, several):
+        assert not re.search(r"\b(up|down) in A\b|\bgroup [AB]\b|\bmean [AB]\b", text(report))
+    data = json.loads(outline(tmp_path / "several").scripts[0])
+    assert [(c["a"], c["b"]) for c in data["contrasts"]] == [
+        ("B cells", "CD14+ Monocytes"), ("B cells", "the rest"), ("NK cells", "the rest")
+    ]  # fmt: skip
 
 
 def test_page_can_be_used_without_eyes_and_without_a_mouse(page):
@@ -117,8 +144,6 @@ def test_page_can_be_used_without_eyes_and_without_a_mouse(page):
     assert all(len(a["aria-label"] or "") > 40 for tag, a in page.attributes if tag == "svg")
     labelled = {a.get("for") for tag, a in page.attributes if tag == "label"}
     assert "de-contrast" in labelled
-    for measure in MEASURES:
-        assert f"{measure.title} ({measure.key})" in page.text
 
 
 def test_numbers_of_the_page_are_those_of_the_file(page, run):
@@ -126,39 +151,41 @@ def test_numbers_of_the_page_are_those_of_the_file(page, run):
     flags = {"True": True, "False": False}
     for contrast in data["contrasts"]:
         rows = [row for row in csv_rows(run) if row["contrast"] == contrast["name"]]
-        assert contrast["columns"]["gene"] == [row["gene"] for row in rows]
-        assert contrast["columns"]["is_de"] == [flags[row["is_de"]] for row in rows]
-        for key in set(contrast["columns"]) - {"gene", "is_de", "raw_is_de"}:
-            np.testing.assert_allclose(contrast["columns"][key], [float(row[key]) for row in rows], rtol=5e-6)
-    assert set(COLUMNS) - {"contrast"} == set(data["contrasts"][0]["columns"])
+        assert contrast["values"]["gene"] == [row["gene"] for row in rows]
+        assert contrast["values"]["is_de"] == [flags[row["is_de"]] for row in rows]
+        for key in set(contrast["values"]) - {"gene", "is_de", "naive_is_de"}:
+            np.testing.assert_allclose(contrast["values"][key], [float(row[key]) for row in rows], rtol=5e-6)
+    assert set(COLUMNS) - {"contrast", "group_a", "group_b"} == set(data["contrasts"][0]["values"])
 
 
 def test_counts_of_the_page_are_those_of_the_file(page, run):
     rows = csv_rows(run)
     called = {name: {r["gene"] for r in rows if r["contrast"] == name and r["is_de"] == "True"} for name in NAMES}
-    raw = {name: {r["gene"] for r in rows if r["contrast"] == name and r["raw_is_de"] == "True"} for name in NAMES}
+    naive = {name: {r["gene"] for r in rows if r["contrast"] == name and r["naive_is_de"] == "True"} for name in NAMES}
     total = sum(map(len, called.values()))
-    assert f"{total:,} calls are made on 2,000 genes in 3 contrasts at a false discovery rate of 5%." in page.text
+    assert f"{total:,} calls are made in 3 contrasts" in page.text
+    assert f"{total:,} calls in 3 contrasts" in page.text
     table = next(b for b in section(run, "Verdict").blocks if isinstance(b, document.Table))
     for row in table.rows:
-        name = row["name"]
-        assert (row["n"], row["raw"], row["both"]) == (len(called[name]), len(raw[name]), len(called[name] & raw[name]))
+        mine, others = called[row["name"]], naive[row["name"]]
+        assert (row["n"], row["n_naive"], row["n_both"]) == (len(mine), len(others), len(mine & others))
+        assert row["n_up"] + row["n_down"] == row["n"]
 
 
 def section(folder: Path, heading: str) -> document.Section:
-    return next(s for s in load(folder).sections if s.heading == heading)
+    return next(s for s in from_run(folder).sections if s.heading == heading)
 
 
 def test_truth_stands_beside_the_answer(run):
-    """Counted anew from the files, for what is reported and for the plain bootstrap."""
+    """Counted anew from the files, for what is reported and for the naive bootstrap."""
     results = json.loads((run / "results.json").read_text())
-    assert load(run).sections[0].heading == "Truth beside the answer"
+    assert from_run(run).sections[0].heading == "Truth beside the answer"
     table = next(b for b in section(run, "Truth beside the answer").blocks if isinstance(b, document.Table))
     assert [row["name"] for row in table.rows] == [name for name in (*NAMES, OVERALL) for _ in range(2)]
     for row in table.rows:
         rows = [r for r in csv_rows(run) if row["name"] in (r["contrast"], OVERALL)]
         truth = np.array([results["truth"][r["contrast"]][r["gene"]] for r in rows])
-        flag, lfc = ("is_de", "lfc_mean") if row["method"] == REPORTED else ("raw_is_de", "raw_lfc")
+        flag, lfc = ("is_de", "lfc_mean") if row["method"] == REPORTED else ("naive_is_de", "naive_lfc")
         called, real = np.array([r[flag] == "True" for r in rows]), np.abs(truth) >= DELTA
         assert (row["called"], row["false"], row["found"]) == (
             called.sum(),
@@ -176,27 +203,28 @@ def test_truth_stands_beside_the_answer(run):
             assert 0.01 < row["fdp"] < 0.1
 
 
-def test_the_page_opens_with_the_truth_in_words(page, run):
-    assert page.text.index("The data were simulated") < page.text.index("The inference is certified")
+def test_the_page_opens_with_the_truth(page, run):
+    assert page.text.index("The data were simulated") < page.text.index("calls are made in 3 contrasts")
     assert "% where 5% was asked for: " in page.text
-    assert "hold the truth for" in text(run)
+    assert "cover the truth for" in text(from_run(run))
+    assert "What does the model add?" in page.text
 
 
-def known(*, real: int = 200, false: int = 0, inside: float = 0.9, raw: bool = True) -> Checked:
+def known(*, real: int = 200, false: int = 0, inside: float = 0.9, naive: bool = True) -> TruthCheck:
     """A thousand genes of which some change by one and all are called, with so many false calls and such intervals."""
     truth = torch.zeros(1000, dtype=torch.float64)
     truth[:real] = 1.0
     called = torch.arange(1000) < real + false
-    said = Said(truth + 0.1, called.double(), called)
-    held = torch.arange(1000) < 1000 * inside
-    low = torch.where(held, truth - 1, truth + 0.01)
-    return Checked({"A vs B": Known(truth, low, truth + 1, said, said if raw else None)}, 0.5, 0.05, 0.9)
+    calls = MethodCalls(truth + 0.1, called.double(), called)
+    covered = torch.arange(1000) < 1000 * inside
+    low = torch.where(covered, truth - 1, truth + 0.01)
+    return TruthCheck({"A vs B": KnownGenes(truth, low, truth + 1, calls, calls if naive else None)}, 0.5, 0.05, 0.9)
 
 
 @pytest.mark.parametrize(
-    ("found", "tones", "words"),
+    ("check", "tones", "message"),
     [
-        (known(), ["good", "good", "good", "open"], "the rate was kept"),
+        (known(), ["good", "good", "good", "open"], "the FDR was kept"),
         (known(false=13), ["open", "good", "good", "open"], "no more than chance explains"),
         (known(false=40), ["bad", "good", "good", "open"], "40 of 240 calls are false, 16.7% where 5% was asked for"),
         (
@@ -204,7 +232,7 @@ def known(*, real: int = 200, false: int = 0, inside: float = 0.9, raw: bool = T
             ["good", "good", "open", "open"],
             "for 80% of the genes: they are too narrow",
         ),
-        (known(inside=0.3, raw=False), ["good", "good", "bad"], "for 30% of the genes: they are too narrow"),
+        (known(inside=0.3, naive=False), ["good", "good", "bad"], "for 30% of the genes: they are too narrow"),
         (
             known(real=0),
             ["good", "open", "good", "open"],
@@ -213,35 +241,38 @@ def known(*, real: int = 200, false: int = 0, inside: float = 0.9, raw: bool = T
         (known(inside=1.0), ["good", "good", "good", "open"], "for 100% of the genes: they are wide"),
     ],
 )
-def test_the_truth_is_judged_in_words(found, tones, words):
-    assert [card.tone for card in truth_answers(found)] == tones
-    assert words in " ".join(sentences(found))
+def test_cards_and_messages_follow_the_truth(check, tones, message):
+    cards = truth_cards(check, DECIDERS["both"])
+    assert [card.tone for card in cards] == tones
+    assert message in " ".join(truth_messages(check))
+    assert (cards[-1].question == "What do shrinkage and the model add?") == (len(cards) == 4)
 
 
 def test_truth_of_other_contrasts_or_of_no_change_is_no_trouble(tmp_path):
     other = run_in(tmp_path / "a", n_genes=40, truth={"X vs Y": {"GENE0": 1.0}})
-    assert "simulated" not in text(other)
+    assert "simulated" not in text(from_run(other))
     null = run_in(tmp_path / "b", n_genes=40, names=NAMES[:1], truth={NAMES[0]: {f"GENE{i}": 0.0 for i in range(40)}})
-    assert "No true change is as large as 0.5" in text(null)
+    assert "No true change is as large as 0.5" in text(from_run(null))
+    assert "What do dispersion and shrinkage add?" in outline(null).text
     render(null)
 
 
 def test_ranking_is_perfect_where_all_changed_genes_come_first():
-    found = known(false=13)
-    score = found.score("A vs B")
-    assert score is not None
+    check = known(false=13)
+    score = check.score("A vs B")
+    assert score == check.score("A vs B", BOOTSTRAP)._replace(coverage=0.9)
     assert (score.ranking, score.tpr, score.error) == (1.0, 1.0, pytest.approx(0.1))
 
 
 def test_text_and_markdown_say_the_same(run):
-    for words in (text(run), markdown(run)):
-        assert "The inference is certified" in words
-        assert "What to do next" in words
-        assert "Leading genes of B cells vs CD14+ Monocytes" in words
-        assert "log2 fold change of mean expression" in words
-        assert "The importance weights, group by group" in words
-        assert "de-data" not in words
-    short = document.brief(load(run))
+    for output in (text(from_run(run)), markdown(from_run(run))):
+        assert "calls are made in 3 contrasts" in output
+        assert "What to do next" in output
+        assert "Leading genes of B cells vs CD14+ Monocytes" in output
+        assert "log2 fold change of mean expression" in output
+        assert "Importance weights by group" in output
+        assert "de-data" not in output
+    short = document.brief(from_run(run))
     assert "The answer against the truth" in short
     assert "Leading genes" not in short
 
@@ -250,13 +281,16 @@ def test_text_and_markdown_say_the_same(run):
 def hostile_run(folder: Path) -> Path:
     """Every string that a user controls is one that tries to escape."""
     bad = HOSTILE[1]
-    diagnostics = [{"group": name, "n_cells": 3, "khat_encoder": 1.0, "khat": 0.2, "ess": 0.4} for name in HOSTILE]
-    verdict = {"inference": "caution", "model": "wrong", "replicates": "cells", "words": list(HOSTILE)}
-    return run_in(
-        folder, n_genes=60, names=HOSTILE, extra=HOSTILE, warnings=list(HOSTILE), diagnostics=diagnostics,
-        settings={bad: bad, "list": list(HOSTILE)}, seconds={bad: 1.0}, verdict=verdict, scale=bad, scale_words=bad,
+    group = {"n_cells": 3, "khat_encoder": 1.0, "khat": 0.2, "ess": 0.4, "share_ok": 0.5}
+    model = model_record(
+        diagnostics=[{"group": name, **group} for name in HOSTILE],
         selection=[{"model": name, "seed": 0, "khat": 0.1, "chosen": True} for name in HOSTILE],
-        checks=[{"name": bad, "words": bad, "ok": False, "x": [1, 2], "observed": [1, 2]}],
+        checks=[{"name": bad, "message": bad, "ok": False, "x": [1, 2], "observed": [1, 2]}],
+    )
+    return run_in(
+        folder, n_genes=60, names=HOSTILE, extra=HOSTILE, warnings=list(HOSTILE), model=model, genes_tested=bad,
+        settings={bad: bad, "list": list(HOSTILE)}, seconds={bad: 1.0}, scale=bad, scale_meaning=bad,
+        contrast={"share_contradicted": 0.5, "n_cells_a_used": 3},
     )  # fmt: skip
 
 
@@ -269,10 +303,19 @@ def test_hostile_names_stay_text(tmp_path):
     assert not re.search("[<>&]", seen.scripts[0])
     data = json.loads(seen.scripts[0])
     assert [contrast["name"] for contrast in data["contrasts"]] == list(HOSTILE)
-    assert set(HOSTILE) <= set(data["contrasts"][0]["columns"]["gene"])
+    assert [(contrast["a"], contrast["b"]) for contrast in data["contrasts"]] == list(map(groups_of, HOSTILE))
+    assert set(HOSTILE) <= set(data["contrasts"][0]["values"]["gene"])
     for name in HOSTILE:
         assert name in seen.text
-    assert "<script>" not in markdown(folder)
+    assert "<script>" not in markdown(from_run(folder))
+
+
+def test_hostile_groups_stay_text(tmp_path):
+    record = contrast_record(f"{HOSTILE[1]} vs {HOSTILE[2]}")
+    folder = run_in(tmp_path, n_genes=30, names=(record["name"],))
+    seen = Outline(render(folder).read_text(encoding="utf-8"))
+    assert (seen.count("script"), seen.count("img")) == (2, 0)
+    assert f"higher in {HOSTILE[1]}" in seen.text
 
 
 def test_json_for_a_script_element_cannot_close_it():
@@ -287,47 +330,53 @@ def test_control_characters_are_replaced(tmp_path):
     folder = run_in(tmp_path, n_genes=20, names=("a vs b",), extra=("bad\x07gene\x1b[31m",))
     rows = read(folder / "de.csv")["a vs b"]["gene"]
     assert rows[-1] == "bad\ufffdgene\ufffd[31m"
-    assert "\x1b" not in text(folder)
+    assert "\x1b" not in text(from_run(folder))
 
 
 # ---------------------------------------------------------------------------------------- parts that are not there
 @pytest.mark.parametrize(
     "absent",
-    ["verdict", "diagnostics", "selection", "checks", "truth", "warnings", "settings", "seconds", "scale_words"],
+    ["diagnostics", "selection", "checks", "truth", "warnings", "settings", "seconds", "model"],
 )
 def test_page_does_without_optional_parts(tmp_path, absent):
-    folder = run_in(tmp_path, n_genes=30, names=NAMES[:1])
+    model = model_record()
+    folder = run_in(tmp_path, n_genes=30, names=NAMES[:1], model=model, simulated=True)
     results = json.loads((folder / "results.json").read_text())
-    del results[absent]
+    if absent in model:
+        results["model"][absent] = []
+    else:
+        del results[absent]
     (folder / "results.json").write_text(json.dumps(results))
     seen = outline(folder)
     assert "All genes" in seen.text
-    assert ("not examined" in seen.text.lower()) == (absent == "verdict")
+    assert ("Can the inference" in seen.text) == (absent not in ("diagnostics", "model"))
+    assert ("Does the model fit?" in seen.text) == (absent not in ("checks", "model"))
 
 
-def test_page_does_without_raw_columns_curves_and_sizes(tmp_path):
-    folder = run_in(tmp_path, n_genes=30, names=NAMES[:1])
+def test_page_does_without_naive_columns_means_and_curves(tmp_path):
+    folder = run_in(tmp_path, n_genes=30, names=NAMES[:1], contrast={"fdr_curve": None})
     rows = csv_rows(folder)
-    keep = [key for key in COLUMNS if not key.startswith(("raw_", "mean_"))]
+    keep = [key for key in COLUMNS if not key.startswith(("naive_", "mean_", "group_"))]
     with (folder / "de.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, keep, extrasaction="ignore")
         writer.writeheader()
         writer.writerows({**row, "lfc_mean": "" if i == 3 else row["lfc_mean"]} for i, row in enumerate(rows))
-    results = json.loads((folder / "results.json").read_text())
-    results["contrasts"] = [{"name": NAMES[0]}]
-    (folder / "results.json").write_text(json.dumps(results))
-    data = json.loads(outline(folder).scripts[0])
-    assert set(data["contrasts"][0]["columns"]) == set(keep) - {"contrast"}
-    assert data["contrasts"][0]["columns"]["lfc_mean"][3] is None
+    seen = outline(folder)
+    data = json.loads(seen.scripts[0])
+    assert set(data["contrasts"][0]["values"]) == set(keep) - {"contrast"}
+    assert data["contrasts"][0]["values"]["lfc_mean"][3] is None
     assert data["contrasts"][0]["curve"] is None
+    assert "naive bootstrap" not in seen.text
 
 
 def test_no_discovery_is_said(tmp_path):
-    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1])
+    none = {"n_discoveries": 0, "n_up": 0, "n_down": 0, "expected_fdr": 0.0}
+    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1], contrast=none)
     (folder / "de.csv").write_text(changed(folder, "True", "False"))
-    words = text(folder)
-    assert "0 of 20 genes are called" in words
-    assert f"No gene is called in {NAMES[0]}" in words
+    output = text(from_run(folder))
+    assert f"0 genes are called in {NAMES[0]} at an expected FDR of 0.05, with |LFC| at least 0.5.\n" in output
+    assert f"No gene is called in {NAMES[0]}" in output
+    assert "0 of 20" in outline(folder).text
 
 
 def changed(folder: Path, old: str, new: str) -> str:
@@ -357,28 +406,33 @@ def test_damaged_files_are_named(tmp_path, damage, message):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"contrasts": []}, "no contrasts"), ({"verdict": "good"}, "is a str, not a record")],
+    [
+        ({"contrasts": []}, "no contrasts"),
+        ({"contrasts": [{"name": NAMES[0]}]}, "lacks something"),
+        ({"verdict": None}, "holds no verdict"),
+        ({"verdict": {"words": ["of an earlier version"]}}, "holds no verdict"),
+    ],
 )
 def test_damaged_results_are_named(tmp_path, changes, message):
     with pytest.raises(DataError, match=message):
         render(run_in(tmp_path, n_genes=20, names=NAMES[:1], **changes))
 
 
-def test_a_page_too_large_for_a_phone_holds_the_surest_genes(tmp_path, monkeypatch):
-    monkeypatch.setattr(de_table, "MOST_ROWS", 60)
+def test_a_page_too_large_for_a_phone_holds_the_genes_of_smallest_q(tmp_path, monkeypatch):
+    monkeypatch.setattr(de_genes, "MOST_ROWS", 60)
     folder = run_in(tmp_path, n_genes=50)
     for contrast in json.loads(outline(folder).scripts[0])["contrasts"]:
         rows = [row for row in csv_rows(folder) if row["contrast"] == contrast["name"]]
-        kept = sorted(rows, key=lambda row: float(row["q_value"]))[:20]
-        assert contrast["columns"]["gene"] == [row["gene"] for row in rows if row in kept]
+        first = sorted(rows, key=lambda row: float(row["q_value"]))[:20]
+        assert contrast["values"]["gene"] == [row["gene"] for row in rows if row in first]
         assert contrast["n_genes"] == 50
         assert contrast["n_called"] == sum(row["is_de"] == "True" for row in rows)
 
 
 def test_pictures_say_what_they_show():
-    check = {"name": "zeros", "words": "w", "ok": False, "x": [1, 2], "observed": [0.5, 0.9],
+    check = {"name": "zeros", "message": "w", "ok": False, "x": [1, 2], "observed": [0.5, 0.9],
              "predicted_low": [0.4, 0.4], "predicted_high": [0.6, 0.6]}  # fmt: skip
-    assert "not in order. 50% of the observed values lie outside" in check_picture(check).alt
+    assert "which fails. 50% of the observed values lie outside" in check_picture(check).alt
     groups = [{"group": "a", "khat": 0.9, "khat_encoder": None}, {"group": "b", "khat": None}]
     assert "2 groups of cells after refinement: 1 above the limit of 0.7" in khat_picture(groups).alt
     khat_picture(groups).draw()
@@ -415,9 +469,14 @@ def view(seen: Outline) -> dict[str, str | None]:
     return next(a for _, a in seen.attributes if a.get("id") == "de")
 
 
-def printed(value: str, kind: str) -> str:
+def printed(row: dict[str, str], name: str, kind: str) -> str:
     """A cell of de.csv as the page prints it."""
-    number = float(value)
+    if kind == "text":
+        return row[name]
+    if kind == "flag":
+        called = "▲ up" if float(row["lfc_mean"]) > 0 else "▼ down"
+        return "no" if row[name] == "False" else called if name == "is_de" else "yes"
+    number = float(row[name])
     if kind == "lfc":
         return f"{number:+.2f}".replace("-", "\N{MINUS SIGN}")
     if kind == "prob":
@@ -437,10 +496,10 @@ def test_table_follows_the_address(run):
     assert (state["data-ready"], state["data-sort"], state["data-dir"]) == ("yes", "lfc_mean", "desc")
     assert state["data-rows"] == str(len(rows))
     assert [a.get("aria-sort") for tag, a in seen.attributes if tag == "th" and a.get("aria-sort")] == ["descending"]
-    kinds = {m.key: m.kind for m in MEASURES if m.kind not in ("text", "flag") and m.key in COLUMNS}
     for row in rows[:25]:
-        cells = "".join(printed(row[key], kind) for key, kind in kinds.items() if not key.startswith("raw"))
-        assert f"{row['gene']}{'▲ up' if row['is_de'] == 'True' else 'no'}{cells}" in seen.text
+        assert "".join(printed(row, column.name, column.kind) for column in SHOWN) in seen.text
+    for title in ("mean in B cells", "mean in the rest"):
+        assert title in seen.text
     assert "1\N{EN DASH}25 of " in seen.text
     points = {a["id"]: a.get("data-points") for tag, a in seen.attributes if tag == "canvas"}
     assert points == {"de-volcano": "2000", "de-ma": "2000", "de-truth": "2000", "de-fdr": None}
@@ -466,7 +525,11 @@ const box = get("ma").getBoundingClientRect();
 for (let x = 60; x < box.width && (get("tip").hidden || x === 60); x += 3) get("ma").dispatchEvent(
   new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + box.height * 0.45 }));
 found.hover = get("tip").innerText;
+const heads = () => [...get("table").tHead.rows[0].cells].map(cell => cell.textContent);
+found.heads = heads(); found.legend = get("up").textContent; found.meanings = get("meanings").textContent;
 get("contrast").value = "2"; get("contrast").dispatchEvent(new Event("change")); found.now = get("now").textContent;
+found.otherHeads = heads(); found.otherLegend = get("down").textContent;
+found.otherAlt = get("volcano").getAttribute("aria-label");
 found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
 document.getElementById("found").textContent = "FOUND" + JSON.stringify(found);
 """
@@ -491,12 +554,22 @@ def test_page_answers_to_mouse_and_keys(run, found):
         (r for r in rows if r["is_de"] == "True"), key=lambda r: (float(r["q_value"]), -abs(float(r["lfc_mean"])))
     )
     name, effect, *_ = found["tip"].split("\n")
-    low, mean, high = (printed(first[f"lfc_{key}"], "lfc") for key in ("low", "mean", "high"))
+    low, mean, high = (printed(first, f"lfc_{key}", "lfc") for key in ("low", "mean", "high"))
     assert (name, effect) == (first["gene"], f"LFC {mean} [{low}, {high}]")
     assert all(first["gene"] in gene for gene in found["lookedUp"])
-    assert f"{sum(r['is_de'] == 'True' and float(r['lfc_mean']) > 0 for r in rows)} called up" in found["alt"]
-    assert re.match(r"GENE\d+\nLFC .+\nq .+\ntrue LFC .+\n(not )?called", found["hover"])
+    up = sum(r["is_de"] == "True" and float(r["lfc_mean"]) > 0 for r in rows)
+    assert f"{up} called, higher in B cells" in found["alt"]
+    assert "log2 fold change, B cells over CD14+ Monocytes" in found["alt"]
+    assert re.match(r"GENE\d+\nLFC .+\nq .+\ntrue LFC .+\n(not called|called, higher in )", found["hover"])
     assert found["now"].startswith(NAMES[2])
+    assert {"mean in B cells", "mean in CD14+ Monocytes"} <= set(found["heads"])
+    assert found["legend"] == "called, higher in B cells"
+    assert "mean in CD14+ Monocytes (mean_b)mean proportion of the gene in the cells of CD14+ Mono" in found["meanings"]
+    for column in SHOWN:
+        assert f"({column.name})" in found["meanings"]
+    assert {"mean in NK cells", "mean in the rest"} <= set(found["otherHeads"])
+    assert found["otherLegend"] == "called, higher in the rest"
+    assert "log2 fold change, NK cells over the rest" in found["otherAlt"]
     assert found["wide"]
 
 

@@ -1,0 +1,150 @@
+"""The cells and the model that the tasks of a calibration read, stored where every worker finds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+
+from vaerdict.core import SettingError
+from vaerdict.de import data
+from vaerdict.de.analysis import MOST_TRAINING, OTHER_CELLS
+from vaerdict.de.contrasts import FEWEST_CELLS
+from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.io import replacing, sha256, write_text
+from vaerdict.models.adapters import ScviModel
+from vaerdict.optional import isolated, require
+
+Labels = Mapping[str, np.ndarray]
+"""Columns of obs as text, None where missing. Shapes: ``(cells,)`` each."""
+
+SPLITTING = 63
+"""The part of a seed by which cells are chosen and samples are split."""
+
+
+class Cells(NamedTuple):
+    """Cells of the groups to split and of others: counts and labels as an AnnData, and a hash of them.
+
+    `model_layer` is the layer that a given model reads counts from.
+    """
+
+    adata: Any
+    sha256: str
+    warnings: list[str]
+    model_layer: str | None
+
+    def store(self, folder: Path) -> Path:
+        """Write the AnnData to a folder, once."""
+        path = folder / f"cells-{self.sha256[:8]}.h5ad"
+        if not path.exists():
+            with isolated(0), replacing(path) as partial_file:
+                self.adata.write_h5ad(partial_file)
+        return path
+
+
+def labels(adata: Any, how: CalibrateOptions, analysis: DEOptions) -> Labels:
+    """The columns of obs that the options name."""
+    roles = ("groupby", "within", "sample_key", "batch_key")
+    keys = {role: getattr(analysis, role) for role in roles} | {"balance": how.balance}
+    return {key: data.column(adata, key, role=role) for role, key in keys.items() if key is not None}
+
+
+def groups_to_split(values: np.ndarray, groups: Sequence[str] | None, column: str) -> tuple[str, ...]:
+    """The groups named, or the largest; each must have enough cells for two halves. Shapes: ``values (cells,)``."""
+    present = [value for value in values if value is not None]
+    if not present:
+        raise SettingError(f"column {column!r} holds no label; name another with groupby.")
+    names, sizes = np.unique(present, return_counts=True)
+    named = groups or [names[sizes.argmax()]]
+    chosen = dict.fromkeys(data.check_group(name, values, role="groups", column=column) for name in named)
+    for group in chosen:
+        n = int(sizes[names == group][0])
+        if n < 2 * FEWEST_CELLS:
+            raise SettingError(
+                f"group {group!r} has {n} cells; two halves need at least {2 * FEWEST_CELLS}, and some hundred to tell "
+                "anything: name a larger group."
+            )
+    return tuple(chosen)
+
+
+def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOptions, model: Path | None) -> Cells:
+    """Read the cells of the groups and those others that the analysis itself would read.
+
+    A model needs all its genes and the columns of obs that it was registered with, as they are.
+    """
+    pandas = require("pandas", "bio")
+    rows = _rows(labels[analysis.groupby], groups, analysis, given=model is not None)
+    if model is None:
+        counts = data.read_counts(
+            adata,
+            rows,
+            np.zeros(len(rows), dtype=int),
+            layer=analysis.layer,
+            min_cells=1,
+            n_top_genes=None,
+            keep_genes=analysis.keep_genes,
+            gene_symbols=analysis.gene_symbols,
+        )
+        var = pandas.DataFrame(index=counts.ids or counts.genes)
+        symbols = {} if analysis.gene_symbols is None else {analysis.gene_symbols: counts.genes}
+        return _cells(counts.matrix, _obs(adata, labels, counts.cells), var.assign(**symbols), counts.warnings)
+    from vaerdict.de.model.stage import load_scvi
+
+    adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata
+    setup = load_scvi(model, adata).adata_manager.registry["setup_args"]
+    keys = [value for key, value in setup.items() if key.endswith(("_key", "_keys")) and value is not None]
+    keys = [key for value in keys for key in ([value] if isinstance(value, str) else value)]
+    layer, obs = setup.get("layer"), _obs(adata, labels, rows)
+    obs = obs.assign(**{key: adata.obs[key].to_numpy()[rows] for key in keys})
+    matrix = sparse.csr_matrix((adata.X if layer is None else adata.layers[layer])[rows])
+    var = adata.var[[] if analysis.gene_symbols is None else [analysis.gene_symbols]]
+    return _cells(matrix, obs, var, [], layer, sha256(model / "model.pt"))
+
+
+def _rows(values: np.ndarray, groups: Sequence[str], analysis: DEOptions, *, given: bool) -> np.ndarray:
+    """The rows of the cells to split and of others at random, with `borrow` unlabelled ones first.
+
+    A model that is trained learns from `MOST_TRAINING` cells at most, a given one may have learned from all.
+    """
+    members = np.array([value in groups for value in values])
+    others = np.random.default_rng([analysis.seed, SPLITTING]).permutation(np.flatnonzero(~members))
+    most = OTHER_CELLS
+    if analysis.borrow:
+        labelled = np.array([value is not None for value in values])
+        others = others[np.argsort(labelled[others], kind="stable")]
+        most = max(most, int((~labelled).sum())) if given else MOST_TRAINING
+    return np.sort(np.concatenate([np.flatnonzero(members), others[:most]]))
+
+
+def _obs(adata: Any, labels: Labels, rows: np.ndarray) -> Any:
+    pandas = require("pandas", "bio")
+    columns = {key: pandas.Categorical(values[rows]) for key, values in labels.items()}
+    return pandas.DataFrame(columns, index=adata.obs_names[rows].astype(str))
+
+
+def _cells(matrix: Any, obs: Any, var: Any, warnings: list[str], layer: str | None = None, model: str = "") -> Cells:
+    sha = hashlib.sha256("\0".join([*obs.astype(str).to_numpy().ravel(), model]).encode())
+    for array in (matrix.data, matrix.indices, matrix.indptr):
+        sha.update(np.ascontiguousarray(array).tobytes())
+    adata = require("anndata", "bio").AnnData(matrix, obs=obs, var=var)
+    return Cells(adata, sha.hexdigest(), list(warnings), layer)
+
+
+def model_folder(model: Any, folder: Path) -> Path | None:
+    """Where every worker finds the model; one that was not given as a folder is saved below `folder` first."""
+    if model is None or isinstance(model, (str, Path)):
+        return None if model is None else Path(model).resolve()
+    from vaerdict.training.checkpoint import digest
+
+    scvi = model._source.model if isinstance(model, ScviModel) else model
+    path = folder / f"model-{digest(scvi.module.state_dict().values())[:8]}" / "model.pt"
+    if not path.exists():
+        with TemporaryDirectory() as temporary, isolated(0):
+            scvi.save(temporary, overwrite=True)
+            write_text(path, (Path(temporary) / "model.pt").read_bytes())
+    return path.parent.resolve()

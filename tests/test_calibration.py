@@ -1,0 +1,476 @@
+"""Halves, planted changes and their truth, counts of false calls, the verdict, and whole runs on simulated cells."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from checks import assert_mean, assert_within
+from test_de_pipeline import simulated
+from vaerdict.core import DataError, SettingError
+from vaerdict.de.calibration import calibrate, inputs, summary, task
+from vaerdict.de.calibration.halves import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
+from vaerdict.de.metrics import measure
+from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.optional import isolated
+from vaerdict.options import options_of
+
+pd = pytest.importorskip("pandas")
+FAST = {"quick": True, "n_draws": 100}
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20200429)
+
+
+# ------------------------------------------------------------------------------------------------------ halves
+def test_halves_are_even_in_every_stratum_and_over_all(rng):
+    strata = np.array(["a"] * 7 + ["b"] * 5 + [None] * 3, dtype=object)
+    for _ in range(50):
+        first = deal(strata, rng)
+        assert first.sum() == 8
+        for name in ("a", "b", None):
+            mine = strata == name
+            assert abs(2 * first[mine].sum() - mine.sum()) == 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.8])
+def test_a_smaller_share_is_dealt_as_evenly(share, rng):
+    strata = np.array(["a"] * 40 + ["b"] * 20, dtype=object)
+    first = deal(strata, rng, share)
+    assert first.sum() == round(60 * share)
+    for name, n in (("a", 40), ("b", 20)):
+        assert abs(first[strata == name].sum() - share * n) <= 1
+
+
+def test_every_cell_is_as_likely_in_either_half(rng):
+    strata = np.array(["a", "a", "a", "b", "b", "c"], dtype=object)
+    first = torch.from_numpy(np.stack([deal(strata, rng) for _ in range(20_000)])).double()
+    for cell in (0, 4, 5):
+        assert_mean(first[:, cell], 0.5, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(first[:, 0], 0.52, rate=1e-6)  # the check can fail
+
+
+@pytest.mark.parametrize(
+    ("strata", "n_ways"),
+    [
+        (dict.fromkeys("pqrs", "all"), 3),
+        (dict.fromkeys("pqrstu", "all"), 10),
+        (dict.fromkeys("pqrst", "all"), 10),
+        ({"p": "ctrl", "q": "ctrl", "r": "stim", "s": "stim"}, 2),
+    ],
+)
+def test_samples_are_halved_in_all_different_ways(strata, n_ways, rng):
+    splits = sample_splits(strata, 50, rng)
+    assert len(splits) == n_ways
+    assert all("p" in first for first in splits)
+    assert len({frozenset(first) for first in splits}) == n_ways
+    assert all(abs(2 * len(first) - len(strata)) <= 1 for first in splits)
+    for name in set(strata.values()):
+        assert all(
+            abs(2 * sum(strata[s] == name for s in first) - list(strata.values()).count(name)) <= 1 for first in splits
+        )
+    assert len(sample_splits(strata, 2, rng)) == 2
+
+
+# ------------------------------------------------------------------------------------------------------ planted changes
+def test_changes_are_the_same_mix_at_every_expression(rng):
+    expression = rng.permutation(200).astype(float)
+    lfc = planted(expression, 0.5, rng)
+    for block in np.argsort(expression).reshape(10, 20):
+        assert sorted(np.abs(lfc[block])) == sorted(0.5 * np.array(PATTERN))
+    assert {-1.0, 0.0, 1.0} == set(np.sign(lfc))
+    assert len(planted(expression[:7], 0.5, rng)) == 7
+
+
+def test_thinning_keeps_counts_and_their_share(rng):
+    x = sparse.csr_matrix(rng.poisson(20.0, size=(6000, 2)).astype(np.float32))
+    half = np.arange(6000) % 3 - 1
+    kept = np.array([[1.0, 0.25], [0.5, 1.0]])
+    y = thinned(x, half, kept, rng).toarray()
+    assert (y == np.round(y)).all()
+    assert (y <= x.toarray()).all()
+    assert (y[half < 0] == x.toarray()[half < 0]).all()
+    assert (y[half == 0, 0] == x.toarray()[half == 0, 0]).all()
+    ratio = torch.from_numpy(y[half == 0, 1]).double() - 0.25 * torch.from_numpy(x.toarray()[half == 0, 1]).double()
+    assert_mean(ratio, 0.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(ratio, 0.4, rate=1e-6)
+
+
+def test_truth_of_cells_of_one_kind_is_what_was_planted():
+    counts = sparse.csr_matrix(np.tile([10.0, 20.0, 30.0, 40.0, 50.0, 0.0], (4, 1)))
+    lfc = np.array([1.0, -2.0, 0.0, 0.0, 0.0, 1.0])
+    kept = kept_shares(lfc)
+    centred = true_lfc(counts, kept, None, centred=True)
+    shift = math.log2(135 / 145)  # molecules left in the first half over those left in the second, turned round
+    share = true_lfc(counts, kept, None, centred=False)
+    assert share[:5] == pytest.approx(lfc[:5] - math.log2(135 / 145))
+    assert share[5] == 0  # never seen: changed in nothing
+    assert centred == pytest.approx(share - np.median(share))
+    assert centred[2] == pytest.approx(0)
+    owners = np.array(["s", "s", "t", "t"], dtype=object)
+    assert true_lfc(counts, kept, owners, centred=True) == pytest.approx(centred)
+    assert shift < 0
+
+
+def test_truth_is_where_proportions_of_thinned_cells_go(rng):
+    n = 4000
+    rate = np.exp(rng.normal(1.0, 0.7, size=(1, 20))) * np.exp(rng.normal(0, 0.6, size=(n, 20)))
+    x = sparse.csr_matrix(rng.poisson(rate).astype(np.float64))
+    kept = kept_shares(planted(np.arange(20.0), 0.5, rng))
+    truth = torch.from_numpy(true_lfc(x, kept, None, centred=False))
+    shares = []
+    for side in (0, 1):
+        y = thinned(x, np.full(n, side), kept, rng).toarray()
+        shares.append(torch.from_numpy(y / np.maximum(y.sum(1, keepdims=True), 1)))
+    lfc = shares[0].mean(0).log2() - shares[1].mean(0).log2()
+    error = sum(s.var(0) / n / s.mean(0).square() for s in shares).sqrt() / math.log(2)
+    assert_within(lfc, truth, error, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_within(lfc, truth + 0.3, error, rate=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------ measures
+def test_calls_and_what_is_false_of_them():
+    prob, lfc = torch.tensor([0.99, 0.95, 0.9, 0.1]).double(), torch.tensor([3.0, 2.0, 1.0, 0.1]).double()
+    changed = torch.tensor([True, False, True, True])
+    one, five, half = task.calls(prob, lfc, changed, (0.01, 0.06, 0.5))
+    assert (one["n_called"], one["n_false"], one["fdp"], one["tpr"]) == (1, 0, 0.0, pytest.approx(1 / 3))
+    assert (five["n_called"], five["n_false"], five["fdp"]) == (3, 1, pytest.approx(1 / 3))
+    assert five["expected_fdr"] == pytest.approx(0.16 / 3)
+    assert (half["n_called"], half["tpr"]) == (4, 1.0)
+    (none,) = task.calls(torch.zeros(4).double(), lfc, torch.zeros(4, dtype=torch.bool), (0.05,))
+    assert (none["n_called"], none["fdp"], none["tpr"], none["expected_fdr"]) == (0, 0.0, None, 0.0)
+    expected = 100 * np.mean([abs(0 - 0.01), abs(1 / 2 - 0.03), abs(1 / 3 - 0.16 / 3), abs(1 / 4 - 1.06 / 4)])
+    assert measure(prob, lfc, changed.double(), 0.5)["fdr_mae"] == pytest.approx(expected)
+
+
+def test_coverage_in_all_and_by_expression():
+    table = pd.DataFrame(
+        {"lfc_low": -1.0, "lfc_high": 1.0, "mean_a": np.arange(10.0), "mean_b": np.arange(10.0)}, index=range(10)
+    )
+    truth = np.array([0, 2, 0, 0, 0, 0, 0, 0, -3, 4.0])
+    share, bins = task.covered(table, truth)
+    assert share == pytest.approx(0.7)
+    assert [b["coverage"] for b in bins] == [0.5, 1.0, 1.0, 1.0, 0.0]
+    assert [b["expression"] for b in bins] == [0.5, 2.5, 4.5, 6.5, 8.5]
+
+
+def test_estimates_fall_short_in_the_direction_of_the_change():
+    rows = task.by_size(np.array([0.0, 1, -1]), np.array([0.0, 1, -1]), np.array([0.3, 0.8, -0.4]), np.array([0, 1, 0]))
+    assert rows[0] == {"size": 0.0, "n": 1, "called": 0, "short": 0.0}
+    assert rows[1] == {"size": 1.0, "n": 2, "called": 1, "short": pytest.approx(0.4)}
+
+
+# ------------------------------------------------------------------------------------------------------ the verdict
+def test_the_test_behind_a_verdict_has_its_false_alarm_rate(rng):
+    def alarms(shift: float) -> torch.Tensor:
+        drawn = 0.3 + shift + 0.05 * rng.standard_normal((8000, 10))
+        means = [summary.Mean(row.mean(), row.std(ddof=1) / math.sqrt(10), 10) for row in drawn]
+        return torch.tensor([float(summary.significant_direction(mean, 0.3, 10**9) == 1) for mean in means])
+
+    assert_mean(alarms(0.0), summary.RATE, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(alarms(0.01), summary.RATE, rate=1e-6)
+
+
+def rows(kind: str, called: list[int], false: list[int], level: float = 0.05) -> list[dict[str, Any]]:
+    names = {"kind": kind, "group": "g", "method": "reported", "replicates": "cells", "level": level, "n_genes": 100}
+    names |= {"n_true": 50, "expected_fdr": level}
+    return [
+        {**names, "split": i, "n_called": n, "n_false": w, "fdp": w / max(n, 1), "tpr": (n - w) / 50}
+        for i, (n, w) in enumerate(zip(called, false, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hit", "splits", "outcome"),
+    [
+        (0, 20, summary.COMPATIBLE),
+        (4, 20, summary.COMPATIBLE),
+        (5, 20, summary.TOO_MANY),
+        (0, 4, summary.OPEN),
+        (4, 4, summary.TOO_MANY),
+    ],
+)
+def test_verdict_on_splits_without_change(hit, splits, outcome):
+    counts = [3] * hit + [0] * (splits - hit)
+    (row,) = summary.null_summary(rows(task.NULL, counts, counts))
+    assert row["verdict"] == outcome
+    assert row["splits_with_any"] == hit
+    assert row["discoveries"] == pytest.approx(3 * hit / splits)
+    if (hit, splits) == (0, 20):  # exact: (1 - p)^20 = 0.025
+        assert row["share_high"] == pytest.approx(1 - 0.025 ** (1 / 20))
+
+
+@pytest.mark.parametrize(
+    ("called", "false", "outcome"),
+    [
+        ([40] * 10, [2, 1, 3, 2, 2, 1, 3, 2, 2, 2], summary.CALIBRATED),
+        ([40] * 10, [9, 8, 10, 9, 9, 7, 8, 9, 9, 9], summary.TOO_MANY),
+        ([40] * 10, [0] * 10, summary.CONSERVATIVE),
+        ([4] * 10, [0] * 10, summary.OPEN),  # forty calls cannot tell none from five percent
+        ([40] * 10, [0, 6, 0, 0, 5, 0, 7, 0, 3, 0], summary.OPEN),
+        ([0] * 10, [0] * 10, summary.OPEN),
+        ([4000] * 4, [200, 190, 210, 200], summary.OPEN),  # as good as can be, but four splits
+        ([40] * 4, [9, 8, 10, 9], summary.TOO_MANY),
+        ([40], [40], summary.OPEN),
+    ],
+)
+def test_verdict_on_planted_changes(called, false, outcome):
+    (row,) = summary.spike_summary(rows(task.SPIKE, called, false))
+    assert row["verdict"] == outcome
+
+
+def test_verdict_takes_the_worse_of_both():
+    good, bad = [40] * 10, [20] * 10
+    null = summary.null_summary(rows(task.NULL, good, good))
+    fine = summary.null_summary(rows(task.NULL, [0] * 10, [0] * 10))
+    spikes = summary.spike_summary(rows(task.SPIKE, good, [2] * 10))
+    false = summary.spike_summary(rows(task.SPIKE, good, bad))
+
+    def outcome(*parts: Any) -> str:
+        return summary.verdict(*parts, [], level=0.05, replicates="cells")["fdr"]
+
+    assert outcome(null, spikes) == outcome(fine, false) == summary.TOO_MANY
+    assert outcome(fine, spikes) == summary.CALIBRATED
+    assert outcome(fine, []) == summary.OPEN
+
+
+# ------------------------------------------------------------------------------------------------------ whole runs
+def answer_of(prob: Any, seen: list[dict[str, Any]]) -> Any:
+    """A stand-in for the analysis that gives every gene `prob(lfc)`, and notes its arguments."""
+
+    def analysis(adata: Any, groupby: str, a: str, b: str, **options: Any) -> Any:
+        half = adata.obs[groupby].astype(str).to_numpy()
+        x = adata.X.toarray()
+        means = [x[half == name].mean(0) for name in (a, b)]
+        lfc = np.log2(means[0] + 1e-9) - np.log2(means[1] + 1e-9)
+        seen.append({**options, "half": half, "obs": adata.obs})
+        table = {"contrast": "c", "gene": adata.var_names, "lfc_mean": lfc, "prob_de": prob(lfc), "lfc_low": lfc - 1}
+        table |= {
+            "lfc_high": lfc + 1,
+            "mean_a": means[0],
+            "mean_b": means[1],
+            "naive_lfc": lfc,
+            "naive_prob_de": 0 * lfc,
+        }
+        return SimpleNamespace(table=pd.DataFrame(table), results={"contrasts": [{"name": "c", "within": None}]})
+
+    return analysis
+
+
+@pytest.mark.parametrize(
+    ("prob", "outcome"),
+    [
+        (lambda lfc: np.full(len(lfc), 0.99), summary.TOO_MANY),
+        (lambda lfc: (np.abs(lfc) > 0.7).astype(float), summary.CALIBRATED),  # above delta, because estimates err
+        (lambda lfc: np.zeros(len(lfc)), summary.OPEN),
+    ],
+    ids=["calls everything", "calls what changed", "calls nothing"],
+)
+def test_an_analysis_is_judged_by_what_it_calls(monkeypatch, prob, outcome):
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(task, "differential_expression", answer_of(prob, seen))
+    adata = simulated(n=1500, genes=400, null=True)
+    calibration = calibrate(adata, "group", ["B"], splits=6, spikes=6, seed=3)
+    allowed = {summary.CALIBRATED: (summary.CALIBRATED, summary.CONSERVATIVE)}.get(outcome, (outcome,))
+    assert calibration.verdict["fdr"] in allowed
+    assert len(seen) == 12
+    for each in seen:
+        sizes = {name: (each["half"] == name).sum() for name in (task.FIRST, task.SECOND)}
+        assert sizes == {task.FIRST: 250, task.SECOND: 250}
+        halved = np.isin(each["half"], [task.FIRST, task.SECOND])
+        assert set(each["obs"]["group"][halved]) == {"B"}
+        assert set(each["half"][~halved]) == {"of A", "of C"}  # labelled as others
+        assert each["naive_bootstrap"]
+        assert (each["delta"], each["level"], each["n_top_genes"]) == (0.5, 0.05, 2000)
+    assert len({each["half"].tobytes() for each in seen}) == 12
+    assert sorted({each["seed"] for each in seen}) == list(range(3, 9))
+    effects = {row["size"]: row for row in calibration.results["effects"] if row["method"] == "reported"}
+    assert effects[2.0]["short"] == pytest.approx(0, abs=0.1)
+
+
+def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
+    adata = simulated(n=120, null=True)
+    options = {"splits": 2, "spikes": 1, **FAST}
+    calibration = calibrate(adata, "group", **options, out=tmp_path / "whole")
+    parts = sorted((tmp_path / "whole" / "parts").glob("*.json"))
+    assert len(parts) == 3
+    parts[1].unlink()
+    with pytest.raises(SettingError, match="--resume"):
+        calibrate(adata, "group", **options, out=tmp_path / "whole")
+    again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
+    pd.testing.assert_frame_equal(again.table, calibration.table)
+    written = (tmp_path / "whole" / "calibrate.csv").read_text()
+    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 2 * 4, 13)
+    other = calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
+    assert (tmp_path / "other" / "calibrate.csv").read_text() != written
+    results = json.loads((tmp_path / "whole" / "results.json").read_text())
+    assert results["experiment"] == "calibrate"
+    assert results["settings"]["groups"] == ["A"]
+    assert json.loads((tmp_path / "whole" / "manifest.json").read_text())["data_sha256"] == calibration.data_sha256
+    assert other.results["verdict"]["fdr"] == summary.OPEN
+
+
+def test_whole_samples_are_split_with_cells_beside(monkeypatch):
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
+    adata = simulated(n=240, null=True)
+    calibration = calibrate(adata, "group", ["A"], sample_key="sample", splits=9, spikes=0)
+    assert len(seen) == 2 * 3
+    assert [each["sample_key"] for each in seen[:2]] == ["sample", None]
+    for each in seen:
+        owners = pd.crosstab(each["obs"]["sample"].astype(str), each["half"])
+        assert (owners[[task.FIRST, task.SECOND]] > 0).sum(axis=1).le(1).all()  # a sample is in one half
+        assert ((owners[task.FIRST] > 0).sum(), (owners[task.SECOND] > 0).sum()) == (2, 2)
+    assert set(calibration.table["replicates"]) == {"samples", "cells"}
+    assert any("3 ways only" in warning for warning in calibration.results["warnings"])
+    assert calibration.verdict["replicates"] == "samples"
+
+
+def test_calibrate_takes_every_option_of_the_analysis(monkeypatch):
+    signature = inspect.signature(calibrate)
+    for option in (*options_of(CalibrateOptions), *options_of(DEOptions)):
+        assert signature.parameters[option.name].default == option.default
+        assert f"{option.name} : " in (calibrate.__doc__ or "")
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
+    options = {"borrow": True, "check_model": True, "keep_genes": ("g1",), "objectives": ("VAE",), "min_cells": 2}
+    settings = calibrate(simulated(n=120), "group", ["A"], splits=1, spikes=0, **options).results["settings"]
+    expected = options | {"keep_genes": ["g1"], "objectives": ["VAE"]}
+    assert {name: seen[0][name] for name in options} == {name: settings[name] for name in options} == expected
+    with pytest.raises(TypeError, match="nonsense"):
+        calibrate(simulated(n=60), "group", nonsense=1)
+
+
+def test_genes_go_by_their_symbols():
+    adata = simulated(n=120, null=True)
+    adata.var["symbol"] = [f"S{i // 2}" for i in range(adata.n_vars)]  # each twice
+    options = {"gene_symbols": "symbol", "keep_genes": ("S3",), "n_top_genes": 10, "splits": 0, "spikes": 1, **FAST}
+    with_symbols = calibrate(adata, "group", ["A"], **options)
+    plain = calibrate(adata, "group", ["A"], **options | {"gene_symbols": None, "keep_genes": ("g6",)})
+    assert set(with_symbols.table["n_genes"]) <= {10, 11}
+    pd.testing.assert_frame_equal(with_symbols.table, plain.table)
+    with pytest.raises(SettingError, match="keep_genes names 1 genes that are not there"):
+        calibrate(adata, "group", ["A"], **options | {"keep_genes": ("nothing",)})
+
+
+@pytest.mark.parametrize("borrow", [False, True])
+def test_unlabelled_cells_reach_an_analysis_that_borrows(monkeypatch, borrow):
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
+    monkeypatch.setattr(inputs, "OTHER_CELLS", 50)
+    monkeypatch.setattr(inputs, "MOST_TRAINING", 120)
+    adata = simulated(n=360)
+    adata.obs["known"] = np.where(adata.obs["group"] == "B", None, adata.obs["group"])
+    calibrate(adata, "known", ["A"], splits=1, spikes=0, borrow=borrow)
+    labels = pd.Series(seen[0]["half"]).value_counts()
+    assert labels[task.FIRST] == labels[task.SECOND] == 60
+    unlabelled = len(seen[0]["half"]) - labels.drop("nan", errors="ignore").sum()
+    assert unlabelled + labels.get("of C", 0) == (120 if borrow else 50)
+    assert (unlabelled == 120) == borrow  # of the 120 unlabelled cells all, or some at random
+
+
+def test_a_model_that_borrows_is_calibrated():
+    adata = simulated(n=240, null=True)
+    adata.obs["known"] = np.where(np.arange(240) < 120, adata.obs["group"], None)
+    calibration = calibrate(
+        adata, "known", ["A"], splits=1, spikes=1, borrow=True, objectives=["VAE"], refits=0, **FAST
+    )
+    assert set(calibration.table["method"]) == {"reported", "naive"}
+    assert calibration.results["settings"]["objectives"] == ["VAE"]
+
+
+@pytest.fixture(scope="module")
+def scvi_model() -> Any:
+    """A small model, hardly trained, which reads its counts from a layer, and its cells."""
+    scvi = pytest.importorskip("scvi")
+    adata = simulated(n=180, null=True)
+    adata.layers["counts"] = adata.X.copy()
+    adata.X = np.log1p(adata.X)
+    with isolated(0):
+        scvi.model.SCVI.setup_anndata(adata, layer="counts", batch_key="batch", labels_key="type")
+        model = scvi.model.SCVI(adata, n_hidden=8, n_latent=2)
+        model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False, logger=False)
+    return model, adata
+
+
+def test_a_fitted_model_is_calibrated_as_an_object_and_from_its_folder(scvi_model, tmp_path):
+    model, adata = scvi_model
+    model.save(str(tmp_path / "model"))
+    options = {"splits": 1, "spikes": 1, "n_draws": 100}
+    by_object = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", **options)
+    by_folder = calibrate(adata, "group", ["A"], model=tmp_path / "model", **options)
+    pd.testing.assert_frame_equal(by_object.table, by_folder.table)
+    assert (tmp_path / "run" / "inputs").is_dir()
+    assert set(by_object.table["n_genes"]) == {40}  # all genes of the model
+    assert by_object.results["settings"]["model"] == "SCVI"
+    again = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", resume=True, **options)
+    pd.testing.assert_frame_equal(by_object.table, again.table)
+    assert again.results["seconds"] == by_object.results["seconds"]  # nothing was done again
+    without = calibrate(adata, "group", ["A"], layer="counts", **options)
+    assert not without.table.equals(by_object.table)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"holds no model\.pt"):
+        calibrate(simulated(n=60), "group", ["A"], model=tmp_path, splits=1, spikes=0)
+
+
+def test_types_batches_and_samples_travel_to_the_real_analysis():
+    calibration = calibrate(
+        simulated(n=360, null=True),
+        "group",
+        ["A"],
+        within="type",
+        balance="batch",
+        batch_key="batch",
+        splits=1,
+        spikes=1,
+        **FAST,
+    )
+    assert set(calibration.table["n_genes"]) == {80}  # forty genes in each of two types
+    assert calibration.table[calibration.table["kind"] == "spike"]["n_true"].min() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groupby": "grp"}, "groupby='grp' is no column"),
+        ({"groups": ["Z"]}, "groups='Z' is no group of 'group'"),
+        ({"groupby": "few", "groups": ["x"]}, "'x' has 5 cells; two halves need at least 6"),
+        ({"sample_key": "type"}, "2 samples of enough cells; halves of whole samples need at least 4"),
+        ({"sample_key": "sample", "balance": "batch"}, "holds several values of 'batch'"),
+        ({"balance": "nothing"}, "balance='nothing' is no column"),
+        ({"scale": "pair"}, "no truth to calibrate against"),
+        ({"splits": 0, "spikes": 0}, "at least one split"),
+        ({"splits": -1}, "at least one split"),
+        ({"layer": "raw"}, "layer='raw' is not there"),
+        ({"groupby": "empty"}, "holds no label"),
+    ],
+)
+def test_bad_settings_are_refused_with_the_remedy(changes, message):
+    adata = simulated(n=60)
+    adata.obs["few"] = ["x"] * 5 + ["y"] * 55
+    adata.obs["empty"] = pd.Series([None] * 60, dtype=object, index=adata.obs.index)
+    with pytest.raises(SettingError, match=message.replace("(", r"\(")):
+        calibrate(adata, **{"groupby": "group", "splits": 1, "spikes": 0, **FAST, **changes})
+
+
+def test_counts_are_asked_for():
+    adata = simulated(n=60)
+    adata.X = adata.X + 0.5
+    with pytest.raises(DataError, match="no whole numbers"):
+        calibrate(adata, "group", splits=1, spikes=0, **FAST)
