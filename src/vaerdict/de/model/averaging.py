@@ -27,14 +27,13 @@ from vaerdict.training.data import Rows, Shared
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """A group of cells and how they are averaged: by which weights, and by mean or median.
+    """A group of cells and the weights that they are averaged by.
 
     Shapes: ``cells (n,)``, indices into the cells of a posterior.
     """
 
     cells: Tensor
     weighting: Weighting = field(default_factory=Bootstrap)
-    median: bool = False
 
 
 class Averages(NamedTuple):
@@ -91,7 +90,7 @@ def averages(
     posterior
         The posterior of every cell's latent.
     populations
-        The groups of cells to average. One averaged by its median also keeps the latents of its cells.
+        The groups of cells to average.
     n_draws
         Number of joint draws.
     seed
@@ -111,21 +110,17 @@ def averages(
     """
     check_count(n_draws, name="n_draws")
     cells = _all_cells(posterior.n_cells, populations)
-    means = _prepared({k: v for k, v in populations.items() if not v.median}, posterior.n_cells, n_draws, seed)
-    keep = len(means) < len(populations)
-    work = partial(_worked, means, n_draws, seed, chunk or chunk_size(posterior.device), keep)
+    weights = _prepared(populations, posterior.n_cells, n_draws, seed)
+    work = partial(_worked, weights, n_draws, seed, chunk or chunk_size(posterior.device))
     size = block_size(posterior.device) if block is None else check_count(block, name="block")
     items = Made(cells.split(size), lambda block: (block, posterior.select(block)))
-    sums, filled, drawn, done = _Sums(), Filled(posterior.n_cells), list[Tensor](), 0
+    sums, filled, done = _Sums(), Filled(posterior.n_cells), 0
     for part in in_order((engine or default_engine(posterior.device)).map(work, items)):
         sums.add(part.sums)
         filled.put(cells[done : done + len(part.khat)], (part.khat, part.ess, part.latent))
-        drawn += [] if part.z is None else [part.z]
         progress(done := done + len(part.khat), len(cells), "cells")
     khat, ess, latent = filled.columns
     expression = sums.means()
-    for name in populations.keys() - means.keys():
-        expression[name] = _median(posterior, populations[name], cells, torch.cat(drawn, 1), seed)
     return Averages({name: expression[name] for name in populations}, khat, ess, latent)
 
 
@@ -180,18 +175,17 @@ class _Sum(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The results of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``, ``z (draws, c, d)``."""
+    """The results of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``."""
 
     sums: dict[str, _Sum]
     khat: Tensor
     ess: Tensor
     latent: Tensor
-    z: Tensor | None
 
 
 @torch.no_grad()
 def _worked(
-    weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, keep: bool, item: tuple[Tensor, CellPosterior]
+    weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, item: tuple[Tensor, CellPosterior]
 ) -> _Block:
     """Refine, draw, compute weights, resample and average the cells of one block."""
     cells, posterior = item[0].to(item[1].device), item[1]
@@ -202,8 +196,7 @@ def _worked(
     drawn = moved(posterior, _resampled(z, smooth, source), seed)
     of_block = {name: weight(cells) for name, weight in weights.items() if weight.touches(cells)}
     sums = _summed(posterior, drawn, of_block, chunk) if of_block else {}
-    stored = drawn.cpu() if keep else None
-    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu(), stored)
+    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu())
 
 
 def _summed(posterior: CellPosterior, z: Tensor, weights: Mapping[str, Tensor], chunk: int) -> dict[str, _Sum]:
@@ -293,18 +286,3 @@ def _all_cells(n_cells: int, populations: Mapping[str, Population]) -> Tensor:
         if not len(cells) or int(cells.min()) < 0 or int(cells.max()) >= n_cells:
             raise SettingError(f"population {name!r} must name some of the cells 0 to {n_cells - 1}.")
     return torch.cat([population.cells for population in populations.values()]).unique()
-
-
-def _median(posterior: CellPosterior, population: Population, cells: Tensor, z: Tensor, seed: int) -> Tensor:
-    """Weighted median over a population's cells, draw by draw. Shapes: ``z (draws, cells, d) -> (draws, genes)``."""
-    place = torch.searchsorted(cells, population.cells)
-    weight = population.weighting.of(population.cells, len(z), seed)(population.cells).double()
-    each = (posterior.expression(z[s : s + 1, place].to(posterior.device))[0].cpu() for s in range(len(z)))
-    return torch.stack([_weighted_median(values, weight[s]) for s, values in enumerate(each)])
-
-
-def _weighted_median(values: Tensor, weight: Tensor) -> Tensor:
-    """The value at which half of the weight is reached. Shapes: ``(cells, genes), (cells,) -> (genes,)``."""
-    ranked, order = values.double().sort(0)
-    reached = weight[order].cumsum(0) >= 0.5 * weight.sum()
-    return ranked.gather(0, reached.int().argmax(0, keepdim=True))[0]
