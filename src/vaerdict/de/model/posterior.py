@@ -253,13 +253,29 @@ def streamed(
 ) -> Streamed:
     """The posterior at cells by a Student-t fitted to each cell, with a defensive share of the prior, block by block.
 
-    `start` is an encoder, or a tensor of locations, to start the search for modes from. With `labels`, a number for
-    each cell's group and negative for none, the prior has a mean of its own in each group
-    (`vaerdict.de.model.group_prior`); that takes a first pass over the cells, unless its `modes` are given. Where
-    donors are the replicates, each needs a label of its own: about a mean they share, donors look more alike than they
-    are.
+    Parameters
+    ----------
+    model
+        A model of counts with an expression.
+    rows
+        The observations of the cells.
+    start
+        An encoder, or locations ``(cells, d)``, to start the search for modes from.
+    labels
+        A number for each cell's group ``(cells,)``, negative for none: the prior then has a mean of its own in each
+        group (`vaerdict.de.model.group_prior`). Where donors are the replicates, each needs a label of its own: about a
+        mean they share, donors look more alike than they are.
+    modes
+        The modes under the model's own prior, found in a first pass over the cells by default.
+    prior_share
+        Share of the prior in the mixture that particles are drawn from.
+    block, engine, progress
+        How that first pass is done.
 
-    Shapes: ``start (cells, d)``, ``labels (cells,)``.
+    Returns
+    -------
+    Streamed
+        The posterior, computed when particles are drawn.
     """
     if labels is None:
         return Streamed(model, rows, start, prior_share)
@@ -276,7 +292,7 @@ def refined(
     labels: Tensor | None = None,
     prior_share: float = 0.05,
 ) -> Proposed:
-    """The posterior at cells x as by `streamed`, all cells at once.
+    """The posterior at cells x as by `streamed`, whose parameters these are, all cells at once.
 
     Shapes: ``x (cells, genes)``, ``start (cells, d)``, ``labels (cells,)``.
     """
