@@ -19,7 +19,7 @@ WINGS = {"vaerdict": Path(vaerdict.__file__).parent, "vaerdict_paper": Path(vaer
 # Lowest first. A module or package imports only from lines above its own, and from its own package.
 LAYERS = {
     "vaerdict": (
-        ("_lazy",),
+        ("_lazy", "options"),
         ("core",),
         ("noise", "io", "engines"),
         ("tasks", "optional"),

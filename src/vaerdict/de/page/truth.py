@@ -133,8 +133,8 @@ def _joined(parts: Sequence[KnownGenes]) -> KnownGenes:
 
     exact, low, high = (torch.cat(columns) for columns in zip(*(part[:3] for part in parts), strict=True))
     naive = [part.naive for part in parts if part.naive is not None]
-    whole = calls(naive) if len(naive) == len(parts) else None
-    return KnownGenes(exact, low, high, calls([part.reported for part in parts]), whole)
+    all_naive = calls(naive) if len(naive) == len(parts) else None
+    return KnownGenes(exact, low, high, calls([part.reported for part in parts]), all_naive)
 
 
 # ------------------------------------------------------------------------------------------------------ messages
