@@ -81,9 +81,9 @@ def averages(
     """Average normalised expression of several populations in joint draws, in one pass over the cells.
 
     Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
-    in random order. The sums of a block are ``populations x draws x genes`` numbers and are added in order: engines give
-    the same averages to the last bit, other blocks up to rounding, which now and then makes a draw take a neighbouring
-    particle.
+    in random order. The sums of a block are ``populations x draws x genes`` numbers and are added in order: engines
+    give the same averages to the last bit, other blocks up to rounding, which now and then makes a draw take a
+    neighbouring particle.
 
     Parameters
     ----------
