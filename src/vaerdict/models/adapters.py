@@ -200,7 +200,7 @@ class ScviModel(nn.Module):
         return self._decode(z, cells).get_normalized("scale").reshape(*z.shape[:-1], -1)
 
     def _decode(self, z: Tensor, cells: PreparedCells) -> Any:
-        """The distribution of counts, one row per particle and cell: with three axes the batch norm of scvi-tools loops."""
+        """The distribution of counts, one row per particle and cell: scvi-tools loops over further axes."""
         lead = z.shape[:-1]
         covariates = _flat_covariates(cells, lead)
         if "size_factor" in covariates:
