@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from vaerdict.training.semibounds import Particles, Rule, cubo_loss, elbo_loss, iwelbo_loss, wake_loss
+from vaerdict.training.semistack import SemiStack, together
 
 from checks import assert_mean
 from vaerdict import objectives
@@ -25,9 +27,6 @@ from vaerdict.training import (
     train_each,
     train_semisupervised,
 )
-from vaerdict.training.graphs import recorded, tensor_cores
-from vaerdict.training.semibounds import Particles, Rule, cubo_loss, elbo_loss, iwelbo_loss, wake_loss
-from vaerdict.training.semistack import SemiStack, together
 
 SIDE, C = 4, 3
 P = SIDE**2
@@ -499,27 +498,3 @@ def test_members_and_data_must_be_as_many_and_of_one_size():
 def test_settings_without_meaning_are_refused(change, message):
     with pytest.raises(SettingError, match=message):
         SemiSettings(**change)
-
-
-# ---------------------------------------------------------------------------------------------------------- graphs
-def test_off_the_gpu_a_recorded_step_is_the_step_itself(generator):
-    calls: list[Tensor] = []
-
-    def step(x: Tensor) -> Tensor:
-        calls.append(x)
-        return x
-
-    assert recorded(step, (torch.zeros(2),), [generator], []) is step
-    assert calls == []
-
-
-def test_tensor_cores_are_left_as_they_were_found():
-    before = torch.backends.cuda.matmul.allow_tf32
-    with tensor_cores(torch.device("cpu")):
-        assert torch.backends.cuda.matmul.allow_tf32 == before
-    with tensor_cores(torch.device("cuda")):
-        assert torch.backends.cuda.matmul.allow_tf32
-    assert torch.backends.cuda.matmul.allow_tf32 == before
-    with pytest.raises(ZeroDivisionError), tensor_cores(torch.device("cuda")):
-        _ = 1 / 0
-    assert torch.backends.cuda.matmul.allow_tf32 == before
