@@ -15,7 +15,7 @@ from vaerdict.flows import SplineFlow
 from vaerdict.models.ppca import PPCA
 from vaerdict.networks import MLP
 from vaerdict.noise import seeded
-from vaerdict.objectives import elbo_loss, iwelbo, loss
+from vaerdict.objectives import iwelbo, loss
 from vaerdict.proposals import Amortised, Family, Normal, Student
 from vaerdict.training import (
     AGG,
@@ -30,7 +30,6 @@ from vaerdict.training import (
     Recipe,
     Settings,
     as_model,
-    recipe,
     train,
 )
 from vaerdict.training.data import SharedRows
@@ -311,13 +310,6 @@ def test_compiled_training_gives_equal_results_to_rounding():
 
 
 # ---------------------------------------------------------------------------------------------- invalid inputs
-def test_recipes_by_name():
-    assert recipe("WW") is WW
-    assert recipe("VAE").theta is elbo_loss
-    with pytest.raises(SettingError, match="no recipe 'WAE'; choose one of VAE, IWAE, WW, CHI, AGG, CYCLIC"):
-        recipe("WAE")
-
-
 @pytest.mark.parametrize("name", ["n_particles", "epochs", "batch_size", "check_every", "score_particles"])
 def test_numbers_must_be_positive_integers(name):
     for value in (0, 1.5):

@@ -13,7 +13,6 @@ from vaerdict.training.recipes import (
     Member,
     Recipe,
     cyclical,
-    recipe,
     warm_up,
 )
 from vaerdict.training.scores import AmortisedBound, HeldOutScore, RefinedBound, RefinedEvidence, refined_evidence
@@ -53,7 +52,6 @@ __all__ = [
     "Settings",
     "as_model",
     "cyclical",
-    "recipe",
     "refined_evidence",
     "semi_recipe",
     "train",

@@ -133,7 +133,7 @@ def fingerprint(stack: Stack, x: Observations, x_valid: Observations, settings: 
 
 
 def stable_name(value: Any) -> str:
-    """A name that is equal in every process and differs for what computes something else; raises if there is none.
+    """A name that is equal in all processes and different for different computations; raises if there is none.
 
     Functions are named by module and qualified name; partial functions and dataclasses also by the values they hold.
     """

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vaerdict.core import SettingError
 from vaerdict.objectives import Loss, elbo_loss, iwelbo_loss, loss
 from vaerdict.proposals import Trainable
 
@@ -99,13 +98,6 @@ AGG = Recipe("AGG", elbo_loss, loss("elbo", "stl"), lagging=Lagging())
 CYCLIC = Recipe("CYCLIC", elbo_loss, loss("elbo", "stl"), annealing=cyclical())
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (VAE, IWAE, WW, CHI, AGG, CYCLIC)}
-
-
-def recipe(name: str) -> Recipe:
-    """The recipe of that name; raises a `SettingError` that lists the names if there is none."""
-    if name not in RECIPES:
-        raise SettingError(f"no recipe {name!r}; choose one of {', '.join(RECIPES)}.")
-    return RECIPES[name]
 
 
 @dataclass(frozen=True, eq=False)
