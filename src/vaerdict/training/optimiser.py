@@ -178,7 +178,7 @@ def make_graphed_step(
 
 @contextmanager
 def allow_tf32(device: torch.device) -> Iterator[None]:
-    """Within, matrix products on a GPU use TF32 (ten bits of mantissa, float32 range); restored afterwards."""
+    """A context in which matrix products on a GPU use TF32 (ten bits of mantissa, float32 range)."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = device.type == "cuda" or before
     try:

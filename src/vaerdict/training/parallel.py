@@ -89,9 +89,9 @@ def current_group() -> RankGroup:
 
 @contextmanager
 def process_group(device: torch.device | str = "cpu") -> Iterator[RankGroup]:
-    """Within, the ranks that ``torchrun`` started train together, over NCCL on GPUs and gloo elsewhere.
+    """A context in which the ranks started by ``torchrun`` train together, over NCCL on GPUs and gloo elsewhere.
 
-    Where there are fewer GPUs than ranks, ranks share GPUs and communicate over gloo, because NCCL needs one GPU per
+    If there are fewer GPUs than ranks, ranks share GPUs and communicate over gloo, because NCCL needs one GPU per
     rank. All machines must have the same number of GPUs. Without ``torchrun`` the process is a group of one, so that
     the same program runs either way.
     """
