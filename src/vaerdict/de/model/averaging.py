@@ -22,7 +22,7 @@ from vaerdict.de.model.posterior import CellPosterior, Filled, default_engine, m
 from vaerdict.engines import Engine, Made, in_order
 from vaerdict.noise import PerUnit
 from vaerdict.samplers.resampling import systematic
-from vaerdict.training.data import Rows, Shared
+from vaerdict.training.data import Rows, SharedRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ def fixed_averages(
     dict
         The averages by population, ``(draws, genes)`` each.
     """
-    rows = Shared(expression) if isinstance(expression, Tensor) else expression
+    rows = SharedRows(expression) if isinstance(expression, Tensor) else expression
     weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
     work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
     size = block_size(rows.device) if block is None else check_count(block, name="block")
