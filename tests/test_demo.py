@@ -34,7 +34,7 @@ def test_demo_puts_the_truth_of_the_simulation_beside_the_answer(small, command,
         path.name for path in out_dir.iterdir()
     }
     results = json.loads((out_dir / "results.json").read_text())
-    data = donors(3, n_cells=150, n_genes=30, n_donors=(1, 1, 1), shares=(3, 2, 2), donor_sd=0.0)
+    data = donors(3, n_cells=150, n_genes=30, n_donors=(1, 1, 1), group_weights=(3, 2, 2), donor_sd=0.0)
     assert list(results["truth"]) == ["x vs y", "x vs z", "y vs z"]
     for (name, truth), (a, b) in zip(results["truth"].items(), [(0, 1), (0, 2), (1, 2)], strict=True):
         change = (data.level[a] - data.level[b]).double().numpy()

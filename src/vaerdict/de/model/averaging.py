@@ -22,7 +22,7 @@ from vaerdict.de.model.posterior import CellPosterior, Filled, default_engine, m
 from vaerdict.engines import Engine, Made, in_order
 from vaerdict.noise import PerUnit
 from vaerdict.samplers.resampling import systematic
-from vaerdict.training.data import Rows, Shared
+from vaerdict.training.data import Rows, SharedRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +81,9 @@ def averages(
     """Average normalised expression of several populations in joint draws, in one pass over the cells.
 
     Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
-    in random order. The sums of a block are ``populations x draws x genes`` numbers and are added in order: engines give
-    the same averages to the last bit, other blocks up to rounding, which now and then makes a draw take a neighbouring
-    particle.
+    in random order. The sums of a block are ``populations x draws x genes`` numbers and are added in order: engines
+    give the same averages to the last bit, other blocks up to rounding, which now and then makes a draw take a
+    neighbouring particle.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def fixed_averages(
     dict
         The averages by population, ``(draws, genes)`` each.
     """
-    rows = Shared(expression) if isinstance(expression, Tensor) else expression
+    rows = SharedRows(expression) if isinstance(expression, Tensor) else expression
     weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
     work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
     size = block_size(rows.device) if block is None else check_count(block, name="block")

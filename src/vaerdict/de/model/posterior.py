@@ -18,7 +18,7 @@ from vaerdict.engines import Engine, Made, Threads, in_order
 from vaerdict.noise import Randomness
 from vaerdict.proposals import check_latent, defensive
 from vaerdict.refinement import refine
-from vaerdict.training.data import Rows, Shared
+from vaerdict.training.data import Rows, SharedRows
 
 _INFLATE = 1.1
 _BYTES = {"cpu": 2**28, "cuda": 2**33}
@@ -296,7 +296,7 @@ def refined(
 
     Shapes: ``x (cells, genes)``, ``start (cells, d)``, ``labels (cells,)``.
     """
-    return streamed(model, Shared(x), start, labels=labels, prior_share=prior_share, block=len(x)).proposed
+    return streamed(model, SharedRows(x), start, labels=labels, prior_share=prior_share, block=len(x)).proposed
 
 
 def find_modes(
