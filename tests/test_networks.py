@@ -158,7 +158,7 @@ def test_each_member_of_a_stack_has_its_dropout_generator(lead):
     assert not torch.equal(stacked[..., 0, :, :], stacked[..., 1, :, :])
 
 
-def test_an_mlp_applies_dropout_behind_every_hidden_layer_only(generator):
+def test_an_mlp_applies_dropout_after_every_hidden_layer_only(generator):
     net, x = members(1)[0], torch.randn(7, 4, generator=generator, dtype=torch.double)
     halved = net.layers[2](0.5 * F.relu(net.layers[1](0.5 * F.relu(net.layers[0](x)))))
     torch.testing.assert_close(net(x, lambda h: 0.5 * h), halved)
@@ -215,7 +215,7 @@ def test_convolutions_agree_with_torch_on_images_of_any_size(image_shape, genera
 
 
 def by_torch_halved(net: CNN, x: Tensor) -> Tensor:
-    """The network with its hidden units behind the convolutions halved."""
+    """The network with its hidden units after the convolutions halved."""
     bias = net.head.layers[1].get_parameter("bias")
     return 0.5 * (by_torch(net, x) - bias) + bias
 

@@ -123,14 +123,12 @@ class MLP(nn.Module):
 
     Parameters
     ----------
-    n_in, n_out
-        Numbers of inputs and outputs.
-    hidden
-        Sizes of the hidden layers.
+    n_in, n_out, hidden
+        Numbers of inputs and outputs, and sizes of the hidden layers.
     generator
         Source of the initial weights.
     activation
-        Applied behind every hidden layer.
+        Applied after every hidden layer.
     center, spread
         Inputs are standardised as ``(x - center) / spread`` first. Shapes: ``(in,)``.
 
@@ -181,19 +179,8 @@ class MLP(nn.Module):
 class Joint(nn.Module):
     """A multilayer perceptron of a class and a vector; can be stacked.
 
-    The first layer is the sum of a linear layer of each input, so that either input broadcasts behind it: all classes
-    for one vector, or one class for all vectors.
-
-    Parameters
-    ----------
-    n_classes, d, n_out
-        Numbers of classes, of coordinates of the vector and of outputs.
-    hidden
-        Sizes of the hidden layers.
-    generator
-        Source of the initial weights.
-    activation
-        Applied behind every hidden layer.
+    The first layer is the sum of a linear layer of each input, so that either input broadcasts after it: all classes
+    for one vector, or one class for all vectors. The arguments are those of `MLP`.
     """
 
     stackable = True
@@ -222,18 +209,7 @@ class Joint(nn.Module):
 class CNN(nn.Module):
     """3 x 3 convolutions with 2 x 2 max-pooling on one-channel images, then an `MLP`; can be stacked.
 
-    Parameters
-    ----------
-    image_shape
-        Height and width. Images that have become too small are not pooled further.
-    n_out
-        Number of outputs.
-    channels, hidden
-        Numbers of channels of the convolutions, and sizes of the hidden layers of the `MLP`.
-    generator
-        Source of the initial weights.
-    activation
-        Applied behind every convolution and hidden layer.
+    Images that have become too small are not pooled further. `hidden` are the hidden layers of the `MLP`.
     """
 
     stackable = True

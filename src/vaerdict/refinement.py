@@ -252,7 +252,8 @@ def _step(log_p: LogJoint, state: _ModeSearch, unfinished: Tensor, tolerance: fl
     taken = unfinished & (value > state.value)
     chosen = trial.gather(0, best[None, ..., None].expand_as(trial[:1]))[0]
     z = torch.where(taken.unsqueeze(-1), chosen, state.z)
-    # the next dampings start a decade below the best one, above all if none raised log p, and anew after pure Newton
+    # the next range starts a decade below the best damping, or above the range if none raised log p, and is reset by an
+    # undamped step
     damping = (state.damping * 10.0 ** torch.where(taken, best - 2, _CANDIDATES - 1)).clamp_min(_MIN_DAMPING)
     stuck = unfinished & ~taken & (state.predicted_gain(steps)[-1] <= state.threshold(tolerance))
     return _ModeSearch(
