@@ -15,6 +15,12 @@ from vaerdict.datasets import linear_gaussian
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Examples and snippets write into a temporary folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 # a minute's work each: these run at toy size in the tests of what they show
 LONG = {"digits.py"}
 QUICK = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in LONG]
