@@ -14,8 +14,8 @@ from vaerdict.core import Draws, SettingError, ShapeError, WeightError
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.inference import Posterior, escalation, expect, posterior
-from vaerdict.inference.assess import Judgement, island_mcse
-from vaerdict.inference.escalation import RUNGS
+from vaerdict.inference.assess import Assessment, island_mcse
+from vaerdict.inference.escalation import STAGES
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
 from vaerdict.proposals import Prior, Trainable
@@ -133,7 +133,7 @@ def test_expect_answers_with_all_that_speaks_for_it():
     assert (answer.mcse <= 0.03).all()
     assert (answer.verdict == Verdict.OK).all()
     assert len(answer.rung) == len(answer.reason) == len(answer.cost) == 60
-    assert set(answer.rung) <= set(RUNGS)
+    assert set(answer.rung) <= set(STAGES)
     assert [number for number, _, _ in heard] == list(range(1, len(heard) + 1))
     assert heard[0] == (1, len(heard), "PSIS: 60 observations")
     assert heard[-1][2] == "SMC: 0 observations"
@@ -190,7 +190,7 @@ def test_escalation_never_certifies_half_a_posterior():
 
 def test_without_the_evidence_of_others_it_would(monkeypatch):
     nothing = property(lambda self: torch.full_like(self.log_evidence, -torch.inf))
-    monkeypatch.setattr(Judgement, "surely", nothing)
+    monkeypatch.setattr(Assessment, "log_evidence_low", nothing)
     wrong, _ = wrong_and_certified(folded(120))
     assert wrong > 60
 
