@@ -64,10 +64,10 @@ class Agreement(NamedTuple):
 
     ``certified`` is the share of rows with the verdict OK, ``min_certified`` the share at which the inference counts as
     certified. ``n`` rows are compared with labels: the certified ones, or all if fewer than thirty are certified
-    (``compared``). ``expected_accuracy`` is the mean of max p: the mean of ``accuracy`` if labels are drawn from p,
-    where its standard error is ``accuracy_se``. ``log_score`` is the mean log-probability of a label, ``plugin_gain`` how much
-    higher that of the plugin estimate is (NaN: no plugin). ``p_value`` is that of the test of `model_agrees`, at
-    ``level``.
+    (``compared``). ``expected_accuracy`` is the mean of max p, which is the mean of ``accuracy`` if labels are drawn
+    from p; ``accuracy_se`` is its standard error then. ``log_score`` is the mean log-probability of a label,
+    ``plugin_gain`` how much higher that of the plugin estimate is (NaN: no plugin). ``p_value`` is that of the test of
+    `model_agrees`, at ``level``.
     """
 
     certified: float

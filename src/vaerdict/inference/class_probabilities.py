@@ -192,7 +192,12 @@ def class_posterior(
     answers: ClassPosterior | None = None
     remaining = torch.arange(len(x), device=x.device)
     for number, (name, make) in enumerate(stages.items()):
-        answer = _in_chunks(model, x[remaining], make, k, generator, smooth, progress, name)
+        chunks: list[ClassPosterior] = []
+        for rows in x[remaining].split(chunk_size(x, k, model.n_classes)):
+            log_w = class_weights(model, rows, make, k, generator=generator)
+            chunks.append(ClassPosterior.from_weights(log_w, smooth=smooth))
+            progress(min(len(remaining), len(chunks) * len(chunks[0].ess)), len(remaining), f"p(c | x) by {name}")
+        answer = ClassPosterior.concatenated(chunks)
         answer = replace(answer, stage=torch.full_like(answer.stage, number), stages=tuple(stages))
         answers = answer if answers is None else answers.replaced(remaining, answer)
         reliable = answers.certified & (answers.mcse.amax(-1) <= tolerance)
@@ -201,25 +206,6 @@ def class_posterior(
             break
     assert answers is not None
     return answers
-
-
-def _in_chunks(
-    model: M1M2,
-    x: Tensor,
-    make: MakeProposal,
-    k: int,
-    generator: Randomness,
-    smooth: bool,
-    progress: Progress,
-    name: str,
-) -> ClassPosterior:
-    chunks: list[ClassPosterior] = []
-    for rows in x.split(chunk_size(x, k, model.n_classes)):
-        chunks.append(
-            ClassPosterior.from_weights(class_weights(model, rows, make, k, generator=generator), smooth=smooth)
-        )
-        progress(min(len(x), len(chunks) * len(chunks[0].ess)), len(x), f"p(c | x) by {name}")
-    return ClassPosterior.concatenated(chunks)
 
 
 def chunk_size(x: Tensor, k: int, n_classes: int) -> int:

@@ -32,16 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict.core import (
-    Model,
-    Progress,
-    Proposal,
-    SettingError,
-    ShapeError,
-    evaluating,
-    restricted,
-    silent,
-)
+from vaerdict.core import Model, Progress, Proposal, SettingError, ShapeError, evaluating, restricted, silent
 from vaerdict.diagnostics import MAX_KHAT, Verdict
 from vaerdict.inference.assess import Assessment, Query, evaluate, importance_weights, standardised
 from vaerdict.noise import Randomness, seeded
@@ -172,42 +163,38 @@ class _StageReport(NamedTuple):
     done: Tensor
 
 
+@dataclass(eq=False)
 class _EscalationState:
     """The best answer per observation so far, and the evidence that an answer must reach."""
 
-    def __init__(
-        self,
-        model: Model,
-        x: Tensor,
-        proposals: Mapping[str, Proposal],
-        n: int,
-        query: Query | None,
-        tolerance: float,
-        budget: int | None,
-        generator: Randomness,
-        smooth: bool,
-    ) -> None:
-        self.model, self.x, self.n = model, x, n
-        # every stage adds the prior itself
-        self.proposals = {name: q for name, q in proposals.items() if name != "PRIOR"}
-        self.query, self.tolerance, self.budget = query, tolerance, budget
-        self.generator, self.smooth = generator, smooth
-        m = x.shape[0]
+    model: Model
+    x: Tensor
+    proposals: Mapping[str, Proposal]
+    n: int
+    query: Query | None
+    tolerance: float
+    budget: int | None
+    generator: Randomness
+    smooth: bool
+    z: Tensor | None = None
+    log_w: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.proposals = {name: q for name, q in self.proposals.items() if name != "PRIOR"}  # stages add the prior
+        m, double = self.x.shape[0], torch.float64
         self.record = Escalation(
             stage=[""] * m,
             reason=[_NOT_TRIED] * m,
             verdict=torch.full((m,), int(Verdict.REFUSE)),
             cost=torch.zeros(m),
-            mcse=torch.full((m,), torch.inf, dtype=torch.float64),
-            khat=torch.full((m,), torch.nan, dtype=torch.float64),
-            ess=torch.zeros(m, dtype=torch.float64),
+            mcse=torch.full((m,), torch.inf, dtype=double),
+            khat=torch.full((m,), torch.nan, dtype=double),
+            ess=torch.zeros(m, dtype=double),
             islands=torch.zeros(m, dtype=torch.long),
         )
         self.closed = torch.zeros(m, dtype=torch.bool)
         self.incomplete = torch.zeros(m, dtype=torch.bool)
-        self.log_evidence_floor = torch.full((m,), -torch.inf, dtype=torch.float64)
-        self.z: Tensor | None = None
-        self.log_w: Tensor | None = None
+        self.log_evidence_floor = torch.full((m,), -torch.inf, dtype=double)
 
     # ------------------------------------------------------------------------------------------- bookkeeping
     def stages(self) -> Iterator[tuple[str, Callable[[Tensor], _StageResult], int]]:
@@ -246,9 +233,8 @@ class _EscalationState:
         active, result = active[usable], result.select(usable)
         report = self._report(active, name, result)
         # an incomplete answer never outranks a complete one, however small its error looks
-        earlier = self.record.mcse[active]
-        smaller = torch.where(self.incomplete[active] == report.incomplete, report.mcse < earlier, ~report.incomplete)
-        better = report.done | smaller | torch.isinf(earlier)
+        earlier, comparable = self.record.mcse[active], self.incomplete[active] == report.incomplete
+        better = report.done | torch.where(comparable, report.mcse < earlier, ~report.incomplete) | earlier.isinf()
         self.incomplete[active[better]] = report.incomplete[better]
         self._record(active, name, result, report, better)
         self.closed[active] = report.done
