@@ -1,4 +1,4 @@
-"""Read digits from 200 labels, none of them a nine, and reject what cannot be placed. Needs scikit-learn."""
+"""Classify digits from 200 labels, none of them a nine, and reject uncertain ones. Needs scikit-learn."""
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -15,8 +15,8 @@ labelled = np.flatnonzero(digit[train] != 9)[:200]
 y[labelled] = digit[labelled]
 
 classifier = vd.SelectiveClassifier(cost=0.1, random_state=0).fit(X[train], y)
-print(f"kept {classifier.selection_[0].model}; decides by the {classifier.estimator_} p(c | x)")
-print(classifier.agreement_.words)
+print(f"selected {classifier.selection_[0].model}; the {classifier.estimator_} p(c | x) decides")
+print(classifier.agreement_.message)
 
 decided = classifier.decide(X[test])
 rejected, nine = decided.action == -1, digit[test] == 9
