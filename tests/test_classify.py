@@ -21,8 +21,7 @@ from vaerdict import decisions, selective
 from vaerdict.core import DataError, SettingError
 from vaerdict.inference.m1m2_steps import fit_m1m2_steps
 from vaerdict.noise import Iid, Shared, seeded
-from vaerdict.training.semibounds import rule
-from vaerdict.training.semistack import SemiSettings
+from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 
 pytest.importorskip("sklearn")
 
@@ -297,7 +296,7 @@ def test_several_objectives_need_held_out_rows(digits):
             torch.arange(20),
             y,
             x[:0],
-            objectives=[rule("VAE"), rule("WW")],
+            objectives=[semi_recipe("VAE"), semi_recipe("WW")],
             settings=SemiSettings(),
         )
 

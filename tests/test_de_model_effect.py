@@ -344,7 +344,7 @@ def test_equal_probabilities_are_ranked_by_the_size_of_the_effect():
     assert decisions.ranking(prob).tolist() == [0, 2, 1, 3]
     assert decisions.discoveries(prob, 0.25, ties=effect).tolist() == [True, True, True, False]
     assert decisions.discoveries(prob, 0.25, ties=-effect).tolist() == [True, False, True, True]
-    with pytest.raises(ShapeError, match="one value a hypothesis"):
+    with pytest.raises(ShapeError, match="one value per hypothesis"):
         decisions.ranking(prob, effect[:2])
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from vaerdict.flows import SplineFlow
 
 from training_toys import SHORT, TRUE, X, member, same_bits, script, short_train, stack_of, tensors
 from vaerdict.core import DataError, DivergenceError, SettingError
-from vaerdict.flows import SplineFlow
 from vaerdict.models.ppca import PPCA
 from vaerdict.networks import MLP
 from vaerdict.noise import seeded

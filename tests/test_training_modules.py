@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from vaerdict.flows import SplineFlow
 
 from training_toys import same_bits, script
 from vaerdict.core import DataError, ShapeError
 from vaerdict.distributions import StandardNormal
-from vaerdict.flows import SplineFlow
 from vaerdict.inference import ThreeStep
 from vaerdict.models.counts import CountModel
 from vaerdict.models.ppca import PPCA

@@ -31,9 +31,8 @@ from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
 from vaerdict.inference.class_probabilities import ClassPosterior
 from vaerdict.inference.m1m2_steps import M1M2Steps, fit_m1m2_steps
-from vaerdict.models.m1m2 import M1M2, Bernoulli, Gaussian, Recognition, recognition
-from vaerdict.training.semibounds import rule
-from vaerdict.training.semistack import SemiSettings
+from vaerdict.models.m1m2 import M1M2, BernoulliLikelihood, GaussianLikelihood, Recognition, recognition
+from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -44,7 +43,7 @@ try:
 except ImportError as error:
     raise SettingError("the classifier needs scikit-learn; install it with `pip install vaerdict[sklearn]`.") from error
 
-LIKELIHOODS = {"bernoulli": Bernoulli(), "gaussian": Gaussian()}
+LIKELIHOODS = {"bernoulli": BernoulliLikelihood(), "gaussian": GaussianLikelihood()}
 ESTIMATORS = ("plugin", "corrected")
 _STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 1200, 30, 200
 
@@ -317,8 +316,8 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
             index_in_train[torch.as_tensor(split.labelled)].to(self.device),
             torch.as_tensor(split.codes).to(self.device),
             x[torch.as_tensor(split.valid)].float().to(self.device),
-            objectives=[rule(name) for name in (self.objectives if can_select else self.objectives[:1])],
-            proposals=[rule(name) for name in self.proposals] if can_select else [],
+            objectives=[semi_recipe(name) for name in (self.objectives if can_select else self.objectives[:1])],
+            proposals=[semi_recipe(name) for name in self.proposals] if can_select else [],
             settings=self._settings(len(rows)),
             k=self.n_draws,
             seed=self.seed_,

@@ -44,7 +44,9 @@ def run(
     progress
         Called with the work done, the total and its name.
     """
-    data = donors(seed, n_cells=N_CELLS, n_genes=N_GENES, n_donors=(1,) * 3, group_weights=tuple(TYPES.values()), donor_sd=0.0)
+    data = donors(
+        seed, n_cells=N_CELLS, n_genes=N_GENES, n_donors=(1,) * 3, group_weights=tuple(TYPES.values()), donor_sd=0.0
+    )
     result = differential_expression(
         _anndata(data, seed, n_labelled or N_LABELLED),
         "cell_type",

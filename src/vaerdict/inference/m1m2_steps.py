@@ -22,10 +22,9 @@ from vaerdict.inference.class_probabilities import (
     refined,
 )
 from vaerdict.models.m1m2 import M1M2, Recognition
-from vaerdict.noise import Shared, seeded
-from vaerdict.training.semibounds import Rule
-from vaerdict.training.semistack import SemiMember, SemiSettings
+from vaerdict.noise import CommonRandomNumbers, seeded
 from vaerdict.training.semisupervised import SemiFit, train_semisupervised
+from vaerdict.training.semisupervised_stack import SemiMember, SemiRecipe, SemiSettings
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +92,8 @@ def fit_m1m2_steps(
     labels: Tensor,
     x_valid: Tensor,
     *,
-    objectives: Sequence[Rule],
-    proposals: Sequence[Rule] = (),
+    objectives: Sequence[SemiRecipe],
+    proposals: Sequence[SemiRecipe] = (),
     settings: SemiSettings,
     k: int = 200,
     seed: int = 0,
@@ -112,29 +111,29 @@ def fit_m1m2_steps(
         raise SettingError(
             f"{len(objectives)} objectives and {len(x_valid)} held-out rows; without held-out rows give one objective."
         )
-    members = [SemiMember(*make(seeded(seed)), rule, seed) for rule in objectives]
+    members = [SemiMember(*make(seeded(seed)), recipe, seed) for recipe in objectives]
     device = x.device
     fits = train_semisupervised(members, x, labelled, labels, settings, device=device, progress=progress)
     winner, selection = _select(fits, x_valid, k, seed) if len(x_valid) else (fits[0], ())
-    recognitions = {winner.member.rule.name: winner.recognition}
-    rules = [rule for rule in proposals if rule is not winner.member.rule]
-    if rules:
+    recognitions = {winner.member.recipe.name: winner.recognition}
+    recipes = [recipe for recipe in proposals if recipe is not winner.member.recipe]
+    if recipes:
         shorter = replace(settings, epochs=max(1, settings.epochs // 3))
-        members = [SemiMember(winner.model, copy.deepcopy(winner.recognition), rule, seed) for rule in rules]
+        members = [SemiMember(winner.model, copy.deepcopy(winner.recognition), recipe, seed) for recipe in recipes]
         fits = train_semisupervised(
             members, x, labelled, labels, shorter, learn_model=False, device=device, progress=progress
         )
-        recognitions |= {fit.member.rule.name: fit.recognition for fit in fits}
+        recognitions |= {fit.member.recipe.name: fit.recognition for fit in fits}
     return M1M2Steps(winner.model, recognitions, selection)
 
 
 def _select(fits: Sequence[SemiFit], x: Tensor, k: int, seed: int) -> tuple[SemiFit, tuple[M1M2Score, ...]]:
     """The fit with the most held-out evidence, and the table it was selected from, best first."""
-    answers = [M1M2Steps(f.model, {f.member.rule.name: f.recognition}).posterior(x, k, seed=seed) for f in fits]
+    answers = [M1M2Steps(f.model, {f.member.recipe.name: f.recognition}).posterior(x, k, seed=seed) for f in fits]
     order = sorted(range(len(fits)), key=lambda i: -float(answers[i].log_evidence.mean()))
     best = answers[order[0]].log_evidence
-    log.info("selected %s, held-out evidence %.3f", fits[order[0]].member.rule.name, float(best.mean()))
-    return fits[order[0]], tuple(_row(fits[i].member.rule.name, answers[i], best) for i in order)
+    log.info("selected %s, held-out evidence %.3f", fits[order[0]].member.recipe.name, float(best.mean()))
+    return fits[order[0]], tuple(_row(fits[i].member.recipe.name, answers[i], best) for i in order)
 
 
 def _row(name: str, answer: ClassPosterior, best: Tensor) -> M1M2Score:
@@ -150,5 +149,5 @@ def _row(name: str, answer: ClassPosterior, best: Tensor) -> M1M2Score:
     )
 
 
-def _shared(seed: int, like: Tensor) -> Shared:
-    return Shared((seeded(seed, like.device),))
+def _shared(seed: int, like: Tensor) -> CommonRandomNumbers:
+    return CommonRandomNumbers((seeded(seed, like.device),))

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from vaerdict.core import Draws, SettingError, ShapeError, check_count
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.networks import CNN, MLP, Activation, Joint, stackable, unchanged
+from vaerdict.networks import CNN, MLP, Activation, Joint, no_dropout, stackable
 from vaerdict.noise import Randomness, as_source
 
 _SCALE_FLOOR = 1e-4
@@ -191,7 +191,7 @@ class Recognition(nn.Module):
         self.auxiliary = Joint(n_classes, d_z, 2 * d_u, hidden, generator=generator)
         self.register_buffer("df", None if df is None else torch.tensor(float(df)))
 
-    def z_given(self, x: Tensor, dropout: Activation = unchanged) -> Elliptical:
+    def z_given(self, x: Tensor, dropout: Activation = no_dropout) -> Elliptical:
         """Q(z | x), with dropout in training. Shapes: ``(*batch, p) -> distribution over (*batch, d_z)``."""
         return _elliptical(self.encoder(x, dropout), self.df)
 

@@ -25,7 +25,7 @@ from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import require
 from vaerdict.options import accepts
 from vaerdict.report import write_page
-from vaerdict.tasks import Run, Task, run_tasks
+from vaerdict.tasks import Task, TaskResults, run_tasks
 
 if TYPE_CHECKING:
     import pandas
@@ -237,7 +237,7 @@ def _sample_splits(cells: Cells, group: str, how: CalibrateOptions, analysis: DE
     return splits
 
 
-def _result(run: Run, settings: dict[str, Any], cells: Cells) -> Calibration:
+def _result(run: TaskResults, settings: dict[str, Any], cells: Cells) -> Calibration:
     rows, overall, effects, bins = (
         [row for result in run.results for row in result[key]] for key in ("rows", "overall", "effects", "bins")
     )

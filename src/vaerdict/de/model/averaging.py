@@ -19,9 +19,9 @@ from vaerdict.core import Progress, SettingError, check_count, log_normalise, si
 from vaerdict.de.data import block_size, chunk_size
 from vaerdict.de.model.cell_weights import PARTICLES, Bootstrap, Weighting, Weights
 from vaerdict.de.model.posterior import CellPosterior, Filled, default_engine, moved
-from vaerdict.engines import Engine, Made, in_order
-from vaerdict.noise import PerUnit
-from vaerdict.samplers.resampling import systematic
+from vaerdict.engines import Engine, LazySequence, ordered_results
+from vaerdict.noise import KeyedNoise
+from vaerdict.samplers import systematic
 from vaerdict.training.data import Rows, SharedRows
 
 
@@ -113,9 +113,9 @@ def averages(
     weights = _prepared(populations, posterior.n_cells, n_draws, seed)
     work = partial(_worked, weights, n_draws, seed, chunk or chunk_size(posterior.device))
     size = block_size(posterior.device) if block is None else check_count(block, name="block")
-    items = Made(cells.split(size), lambda block: (block, posterior.select(block)))
+    items = LazySequence(cells.split(size), lambda block: (block, posterior.select(block)))
     sums, filled, done = _Sums(), Filled(posterior.n_cells), 0
-    for part in in_order((engine or default_engine(posterior.device)).map(work, items)):
+    for part in ordered_results((engine or default_engine(posterior.device)).map(work, items)):
         sums.add(part.sums)
         filled.put(cells[done : done + len(part.khat)], (part.khat, part.ess, part.latent))
         progress(done := done + len(part.khat), len(cells), "cells")
@@ -159,9 +159,9 @@ def fixed_averages(
     weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
     work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
     size = block_size(rows.device) if block is None else check_count(block, name="block")
-    items = Made(torch.arange(rows.n).split(size), lambda block: (block, rows.select(block)))
+    items = LazySequence(torch.arange(rows.n).split(size), lambda block: (block, rows.select(block)))
     sums = _Sums()
-    for part in in_order((engine or default_engine(rows.device)).map(work, items)):
+    for part in ordered_results((engine or default_engine(rows.device)).map(work, items)):
         sums.add(part)
     return sums.means()
 
@@ -189,7 +189,7 @@ def _worked(
 ) -> _Block:
     """Refine, draw, compute weights, resample and average the cells of one block."""
     cells, posterior = item[0].to(item[1].device), item[1]
-    source = PerUnit(seed, PARTICLES, cells)
+    source = KeyedNoise(seed, PARTICLES, cells)
     z, log_w = posterior.particles(n, source)
     smooth, khat = diagnostics.psis(log_w.double())
     latent = (log_normalise(smooth).exp().unsqueeze(-1) * z).sum(0).to(z)
@@ -220,7 +220,7 @@ def _weighed(weights: Mapping[str, _Weighed], n_genes: int | None, item: tuple[T
     return {name: _Sum((w @ x).cpu(), w.sum(1, keepdim=True).cpu()) for name, w in of_block.items()}
 
 
-def _resampled(z: Tensor, log_w: Tensor, source: PerUnit) -> Tensor:
+def _resampled(z: Tensor, log_w: Tensor, source: KeyedNoise) -> Tensor:
     """Latents of equal weight in random order: cells are independent, so their draws must not be sorted alike."""
     uniform = source.uniform(len(z) + 1, z.shape[1:2], 1, like=log_w).squeeze(-1)
     index = systematic(log_w, uniform[0]).gather(0, uniform[1:].argsort(0))

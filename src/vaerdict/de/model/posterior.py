@@ -14,7 +14,7 @@ from vaerdict.core import Progress, Proposal, ShapeError, check_count, check_log
 from vaerdict.de.data import block_size, chunk_size
 from vaerdict.de.model.group_prior import Expressing, GroupedModel, GroupMeans, Levels, levels
 from vaerdict.distributions import Elliptical, Triangular
-from vaerdict.engines import Engine, Made, Threads, in_order
+from vaerdict.engines import Engine, LazySequence, Threads, ordered_results
 from vaerdict.noise import Randomness
 from vaerdict.proposals import check_latent, defensive
 from vaerdict.refinement import refine
@@ -310,9 +310,9 @@ def find_modes(
 ) -> Modes:
     """The modes of all cells under the model's own prior, block by block, in the host's memory."""
     size = block_size(rows.device) if block is None else check_count(block, name="block")
-    items = Made(torch.arange(rows.n).split(size), lambda cells: (rows.select(cells), _start(start, cells)))
+    items = LazySequence(torch.arange(rows.n).split(size), lambda cells: (rows.select(cells), _start(start, cells)))
     filled, done = Filled(rows.n), 0
-    for part in in_order((engine or default_engine(rows.device)).map(partial(_modes, model), items)):
+    for part in ordered_results((engine or default_engine(rows.device)).map(partial(_modes, model), items)):
         filled.put(slice(done, done := done + len(part.loc)), part)
         progress(done, rows.n, "cells refined")
     return Modes(*filled.columns)
