@@ -16,7 +16,7 @@ from vaerdict.diagnostics import Verdict
 from vaerdict.inference import ClassPosterior, amortised, class_posterior, class_weights, plugin_classes, refined
 from vaerdict.inference import class_probabilities as module
 from vaerdict.models import M1M2, ClassPrior, PerClass, Recognition, per_class, recognition
-from vaerdict.noise import Shared, Sobol, seeded
+from vaerdict.noise import CommonRandomNumbers, Sobol, seeded
 from vaerdict.objectives import loss
 from vaerdict.refinement import refine_elbo
 
@@ -135,7 +135,7 @@ def test_weights_are_unbiased_for_the_evidence_including_the_class_prior(name, m
 
 
 def test_quasi_random_and_shared_noise_work_too(model, qs, x, truth, generator):
-    for noise in (Sobol(generator), Shared((generator,))):
+    for noise in (Sobol(generator), CommonRandomNumbers((generator,))):
         answer = class_posterior(model, x, {"B": amortised({"B": qs[1]}, model)}, 4096, generator=noise)
         assert (answer.prob - truth[0]).abs().max() < 0.1
         assert_within(answer.prob, truth[0], answer.mcse, rate=1e-6)
@@ -143,8 +143,8 @@ def test_quasi_random_and_shared_noise_work_too(model, qs, x, truth, generator):
 
 def test_with_shared_noise_an_answer_does_not_depend_on_other_observations(model, qs, x):
     make = amortised({"B": qs[1]}, model)
-    batch = class_posterior(model, x, {"B": make}, 200, generator=Shared((seeded(5),)))
-    alone = class_posterior(model, x[3:4], {"B": make}, 200, generator=Shared((seeded(5),)))
+    batch = class_posterior(model, x, {"B": make}, 200, generator=CommonRandomNumbers((seeded(5),)))
+    alone = class_posterior(model, x[3:4], {"B": make}, 200, generator=CommonRandomNumbers((seeded(5),)))
     torch.testing.assert_close(batch.prob[3:4], alone.prob)
 
 

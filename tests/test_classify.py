@@ -20,7 +20,7 @@ import vaerdict as vd
 from vaerdict import decisions, selective
 from vaerdict.core import DataError, SettingError
 from vaerdict.inference.m1m2_steps import fit_m1m2_steps
-from vaerdict.noise import Iid, Shared, seeded
+from vaerdict.noise import CommonRandomNumbers, Iid, seeded
 from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 
 pytest.importorskip("sklearn")
@@ -397,7 +397,7 @@ def test_images_are_convolved_and_shifted(digits):
 
 
 def test_shared_noise_is_the_same_for_all_observations_and_differs_between_particles():
-    shared, plain = Shared((seeded(0),)), Iid((seeded(0),))
+    shared, plain = CommonRandomNumbers((seeded(0),)), Iid((seeded(0),))
     like = torch.zeros(1, dtype=torch.double)
     eps = shared.normal(6, (3, 2), 4, like=like)
     assert eps.shape == (6, 3, 2, 4)

@@ -17,7 +17,7 @@ from vaerdict.likelihoods import CountLikelihood, NegativeBinomial, Poisson, Zer
 from vaerdict.models.counts import CountModel, moments
 from vaerdict.networks import LogNormalised, stack
 from vaerdict.noise import Iid, seeded
-from vaerdict.proposals import Normal, OfCounts, Student, Viewed
+from vaerdict.proposals import Normal, OfCounts, Preprocessed, Student
 from vaerdict.training import refined_evidence
 
 LIKELIHOODS: list[CountLikelihood] = [Poisson(), NegativeBinomial(), ZeroInflated(), ZeroInflated(per_cell=True)]
@@ -75,7 +75,7 @@ def test_batches_may_have_any_number_of_axes(likelihood):
     x, z = counts(), latents(20)
     m = model(likelihood, x)
     assert isinstance(m, core.Model)
-    assert isinstance(m.prior, core.Prior)
+    assert isinstance(m.prior, core.PriorDistribution)
     twice = m.log_joint(core.prepared(m, torch.stack([x, x])), z.unsqueeze(1).expand(K, 2, 20, D))
     torch.testing.assert_close(twice[:, 1], m.log_joint(x, z))
     torch.testing.assert_close(m.log_joint(x[0], z[:, 0]), m.log_joint(x, z)[:, 0])
@@ -252,7 +252,7 @@ def test_encoders_take_logarithms_of_normalised_counts():
 def test_families_of_counts_are_the_families_on_normalised_counts(family):
     x = counts()
     q = OfCounts(family).make(x, D, hidden=(8,), generator=seeded(0))
-    assert isinstance(q, Viewed)
+    assert isinstance(q, Preprocessed)
     assert OfCounts(family).suffix == family.suffix
     z, log_q = q.draw(x, K, generator=seeded(1))
     torch.testing.assert_close(log_q, q.proposal(q.view(x)).log_prob(z))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from vaerdict.flows import SplineFlow
 
 from training_toys import SHORT, TRUE, X, member, same_bits, script, short_train, stack_of, tensors
 from vaerdict.core import DataError, DivergenceError, SettingError
@@ -16,7 +15,7 @@ from vaerdict.models.ppca import PPCA
 from vaerdict.networks import MLP
 from vaerdict.noise import seeded
 from vaerdict.objectives import iwelbo, loss
-from vaerdict.proposals import Amortised, Family, Normal, Student
+from vaerdict.proposals import Amortised, Family, Normal, SplineFlow, Student
 from vaerdict.training import (
     AGG,
     CHI,

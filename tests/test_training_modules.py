@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from vaerdict.flows import SplineFlow
 
 from training_toys import same_bits, script
 from vaerdict.core import DataError, ShapeError
@@ -19,7 +18,7 @@ from vaerdict.models.counts import CountModel
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import loss
-from vaerdict.proposals import Family, Normal, OfCounts, Student
+from vaerdict.proposals import Family, Normal, OfCounts, SplineFlow, Student
 from vaerdict.training import IWAE, RECIPES, VAE, AmortisedBound, Member, Recipe, Settings, cyclical, train, warm_up
 from vaerdict.training.data import SharedRows
 from vaerdict.training.stacks import Stack
