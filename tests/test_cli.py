@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from vaerdict import cli
+from vaerdict.cli import app, common
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def weights(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("name", ["demo", "reproduce", "diagnose", "report", "bench"])
+@pytest.mark.parametrize("name", ["demo", "de", "calibrate", "diagnose", "report"])
 def test_every_command_has_help_with_an_example(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0
@@ -93,46 +93,10 @@ def test_diagnose_names_what_is_wrong_with_a_file(command, tmp_path, weights):
         assert (code, f"{name} does not exist" in " ".join(err.split())) == (2, True)
 
 
-def test_demo_of_ppca_writes_a_run_directory_and_tells_the_truth(command, tmp_path):
-    out_dir = tmp_path / "demo"
-    code, out, _ = command("demo", "--which", "ppca", "--out", out_dir, "--device", "cpu")
-    results = json.loads((out_dir / "results.json").read_text())
-    assert code == 0
-    assert results["decision"]["error"] < 0.03
-    assert results["decision"]["n_different_flagged"] == results["decision"]["n_different"]
-    assert "VAE" in out
-    assert "<html" in (out_dir / "report.html").read_text()
-    assert json.loads((out_dir / "manifest.json").read_text())["versions"]["torch"]
-    assert list((out_dir / "figures").glob("*.svg"))
-    assert command("report", out_dir)[0] == 0
-
-
-def test_reproduce_resumes_and_refuses_to_mix(command, tmp_path, monkeypatch):
-    from dataclasses import replace
-
-    from vaerdict_paper.experiments import ppca
-
-    tiny = replace(ppca.PRESETS["quick"], epochs=2, score_draws=50, khat_draws=100, beyond=False, curve=(16,))
-    monkeypatch.setitem(ppca.PRESETS, "quick", tiny)
-    words = ("reproduce", "ppca", "--out", tmp_path / "run", "--workers", 1)
-    assert command(*words)[0] == 0
-    first = json.loads((tmp_path / "run" / "results.json").read_text())
-    code, _, err = command(*words)
-    assert (code, "--resume" in err) == (2, True)
-    next((tmp_path / "run" / "parts").glob("grid*.json")).unlink()
-    assert command(*words, "--resume")[0] == 0
-    second = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert {**first, "seconds": 0} == {**second, "seconds": 0}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("reproduce", "nothing"), "no experiment 'nothing'"),
-        (("reproduce", "ppca", "--preset", "huge"), "no preset 'huge'"),
-        (("bench", "nothing"), "no benchmark 'nothing'"),
         (("demo", "--device", "tpu"), "choose auto, cpu or cuda"),
-        (("demo", "--which", "mnist"), "demo 'mnist'; choose genes or ppca"),
         (("report", "no-such-folder"), "no-such-folder"),
     ],
 )
@@ -150,31 +114,23 @@ def test_cuda_is_refused_where_there_is_none(command, monkeypatch):
     assert (code, "no CUDA device" in err) == (2, True)
 
 
-def test_bench_writes_ratios_with_the_machine_they_hold_for(command, tmp_path):
-    code, _, _ = command("bench", "ppca", "--quick", "--out", tmp_path)
-    result = json.loads((tmp_path / "ppca.json").read_text())
-    assert code == 0
-    assert result["hardware"]["threads"] >= 1
-    assert result["versions"]["torch"]
-    assert result["rows"][0]["ratio"] == pytest.approx(result["rows"][0]["peer_s"] / result["rows"][0]["ours_s"])
-
-
-def test_bench_all_leaves_out_what_cannot_run_and_says_why(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("vaerdict_paper.benchmarks.BENCHMARKS", ("gpu", "ppca"))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    code, out, err = command("bench", "all", "--quick", "--out", tmp_path)
-    assert code == 0
-    assert "gpu is left out: it is about a CUDA device" in err
-    assert "Every benchmark with a peer" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ppca.json", "report.html"]
-
-
-def test_a_terminal_hears_what_a_long_unit_is_doing_and_a_pipe_does_not(monkeypatch):
-    logger = logging.getLogger("vaerdict_paper.experiments.mnist")
+@pytest.mark.parametrize("name", ["vaerdict.training.loop", "vaerdict_paper.experiments.mnist"])
+def test_a_terminal_shows_the_log_of_a_long_task_and_a_pipe_does_not(monkeypatch, name):
+    logger = logging.getLogger(name)
     for terminal in (True, False):
         written = io.StringIO()
-        monkeypatch.setattr(cli, "messages", Console(file=written, force_terminal=terminal))
-        with cli.progress_bar():
+        monkeypatch.setattr(common, "messages", Console(file=written, force_terminal=terminal))
+        with common.progress_bar():
             logger.info("training: [bold] models")
         assert ("training: [bold] models" in written.getvalue()) is terminal
     assert not logging.getLogger("vaerdict").handlers
+
+
+def test_commands_of_the_paper_say_how_to_get_them_where_it_is_absent(command, monkeypatch):
+    monkeypatch.setattr(app, "entry_points", lambda group: ())
+    for name in app.PAPER:
+        code, _, err = command(name, "ppca", "--preset", "quick")
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"`vaerdict {name}` comes with the reproduction of the paper" in err
+        assert "pip install ./paper" in err
+    assert "reproduce" not in command("--help")[1]

@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 
+from vaerdict import demo
 from vaerdict.datasets.genes import donors
 from vaerdict.de.page.document import from_run
 from vaerdict.de.page.truth import OVERALL, REPORTED
-from vaerdict.demo import genes as demo_genes
 from vaerdict.report.tables import Table
 
 pytest.importorskip("anndata")
@@ -21,7 +21,7 @@ pytest.importorskip("anndata")
 def small(monkeypatch):
     """Few cells and genes, so that it takes seconds."""
     for name, value in {"N_CELLS": 150, "N_GENES": 30, "TYPES": {"x": 3, "y": 2, "z": 2}}.items():
-        monkeypatch.setattr(demo_genes, name, value)
+        monkeypatch.setattr(demo, name, value)
 
 
 def test_demo_puts_the_truth_of_the_simulation_beside_the_answer(small, command, tmp_path):
@@ -44,7 +44,7 @@ def test_demo_puts_the_truth_of_the_simulation_beside_the_answer(small, command,
         rows = list(csv.DictReader(file))
     pairs = [(float(row["lfc_mean"]), results["truth"][row["contrast"]][row["gene"]]) for row in rows]
     assert np.corrcoef(np.array(pairs).T)[0, 1] > 0.8  # the same direction, gene by gene
-    again = demo_genes.run(seed=3)
+    again = demo.run(seed=3)
     assert again.table.to_csv(index=False) == (out_dir / "de.csv").read_text()
     assert again.results["truth"] == results["truth"]
 

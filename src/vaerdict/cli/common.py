@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 screen, messages = Console(), Console(stderr=True)
 
+LOGGERS = ("vaerdict", "vaerdict_paper")
+"""The loggers whose messages a terminal shows: this package's, and that of the package in ``paper/``."""
+
 RUNNING = "Running"
 """The heading of the options that do not change a result."""
 
@@ -84,22 +87,24 @@ def progress_bar() -> Iterator[Report]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=messages, transient=True) as bar:
         tasks: dict[str, Any] = {}
-        heard = _Listener(bar)
-        logger = logging.getLogger("vaerdict")
+        listener = _Listener(bar)
+        loggers = [logging.getLogger(name) for name in LOGGERS]
+        levels = [logger.level for logger in loggers]
 
         def progress(done: int, total: int, what: str, /) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done, total=total)
 
-        before = logger.level
-        logger.setLevel(logging.INFO)
-        logger.addHandler(heard)
+        for logger in loggers:
+            logger.setLevel(logging.INFO)
+            logger.addHandler(listener)
         try:
             yield progress
         finally:
-            logger.removeHandler(heard)
-            logger.setLevel(before)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.removeHandler(listener)
+                logger.setLevel(level)
 
 
 class _Listener(logging.Handler):

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from vaerdict.training.graphs import recorded, tensor_cores
+from vaerdict.training.semistack import Labelled, SemiStack, together
 
 from vaerdict.core import Progress, silent
 from vaerdict.models.m1m2 import M1M2
@@ -26,8 +28,6 @@ from vaerdict.noise import seeded
 from vaerdict.proposals import Family, Normal
 from vaerdict.training import RECIPES, Member, Settings, train
 from vaerdict.training.data import Apart
-from vaerdict.training.graphs import recorded, tensor_cores
-from vaerdict.training.semistack import Labelled, SemiStack, together
 from vaerdict.training.stacks import Stack, signature
 from vaerdict_paper.benchmarks.meters import Ceilings, ceilings, demand, seconds_of, shares
 from vaerdict_paper.experiments import genes_fit, mnist, ppca

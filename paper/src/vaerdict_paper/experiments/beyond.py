@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vaerdict.flows import SplineFlow
 
 from vaerdict.core import Draws, Proposal
 from vaerdict.distributions import Elliptical
-from vaerdict.flows import SplineFlow
 from vaerdict.inference import ThreeStep
 from vaerdict.models import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded

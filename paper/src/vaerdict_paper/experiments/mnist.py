@@ -17,10 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from vaerdict import selective
-from vaerdict.classify.agreement import agreement, log_score
-from vaerdict.core import log_mean_exp
 from vaerdict.inference.class_posterior import (
     ClassPosterior,
     Make,
@@ -29,12 +25,16 @@ from vaerdict.inference.class_posterior import (
     plugin_classes,
     refined,
 )
+from vaerdict.training.semibounds import RULES, rule
+from vaerdict.training.semistack import Labelled, SemiMember, SemiSettings
+
+from vaerdict import selective
+from vaerdict.classify.agreement import agreement, log_score
+from vaerdict.core import log_mean_exp
 from vaerdict.models.m1m2 import M1M2, ClassProposal, PerClass, Recognition, per_class, recognition
 from vaerdict.noise import seeded
 from vaerdict.samplers import smc
 from vaerdict.tasks import Task
-from vaerdict.training.semibounds import RULES, rule
-from vaerdict.training.semistack import Labelled, SemiMember, SemiSettings
 from vaerdict.training.semisupervised import SemiFit, train_each
 from vaerdict_paper.experiments.mnist_baselines import IMAGE, classifier_logits
 from vaerdict_paper.experiments.mnist_measure import (

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from vaerdict.networks import CNN, Dropout, stack
-from vaerdict.noise import seeded
 from vaerdict.training.flat import Adam, Flat
 from vaerdict.training.graphs import recorded, tensor_cores
 from vaerdict.training.semistack import Labelled, moved
+
+from vaerdict.networks import CNN, Dropout, stack
+from vaerdict.noise import seeded
 
 IMAGE = (28, 28)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vaerdict.inference.class_posterior import ClassPosterior
 
 from vaerdict import selective
 from vaerdict.classify.agreement import Agreement
-from vaerdict.inference.class_posterior import ClassPosterior
 
 UNSEEN = 9
 """The digit that is never labelled."""

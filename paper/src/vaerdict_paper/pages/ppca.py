@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vaerdict import diagnostics
 from vaerdict.demo.page import selection_table
+
+from vaerdict import diagnostics
 from vaerdict.report import figures
 from vaerdict.report.claims import RULE, Claim, tally
 from vaerdict.report.document import Block, Document, Picture, Section

@@ -1,1 +1,0 @@
-"""Built-in demonstrations on data whose truth is known."""
