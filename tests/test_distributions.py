@@ -178,6 +178,11 @@ def test_a_detached_distribution_has_the_same_density_and_no_gradient(generator)
     assert q.detach().log_prob(z).requires_grad  # through z
 
 
+def test_scaled_multiplies_the_root(q):
+    torch.testing.assert_close(q.scaled(2.0).covariance(), 4 * q.covariance())
+    assert torch.equal(q.scaled(2.0).loc, q.loc)
+
+
 def test_a_student_with_few_degrees_of_freedom_has_no_covariance():
     with pytest.raises(SettingError, match="has no covariance"):
         Elliptical(LOC, ROOTS["diagonal"], torch.tensor(1.5)).covariance()

@@ -328,7 +328,7 @@ def test_invalid_mixtures_raise(build, message):
 
 def test_latents_of_another_size_than_the_prior_raise(model, x, generator):
     draws = StandardNormal(3).draw(x, 2, generator=generator)
-    message = r"draws latents of size \(3,\), the prior of the model has size \(2,\); give both the same"
+    message = r"draws latents of size \(3,\), the model's prior has size \(2,\); give both the same"
     with pytest.raises(ShapeError, match=message):
         proposals.check_latent(draws, model.prior)
     draws = StandardNormal(2).draw(x, 2, generator=generator)

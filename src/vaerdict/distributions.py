@@ -174,6 +174,10 @@ class Elliptical:
         heading = None if self.heading is None else fn(self.heading)
         return replace(self, loc=fn(self.loc), root=_map_root(fn, self.root), heading=heading)
 
+    def scaled(self, factor: float) -> Elliptical:
+        """The same location with the root multiplied by `factor`."""
+        return replace(self, root=_map_root(lambda t: factor * t, self.root))
+
     def covariance(self) -> Tensor:
         """Covariance matrix; a Student-t needs df > 2. Shapes: ``-> (*batch, d, d)``."""
         if self.df is None:

@@ -218,6 +218,6 @@ def check_latent(draws: Draws, prior: core.PriorDistribution) -> Draws:
     if isinstance(draws.z, Tensor) and event and tuple(draws.z.shape[-len(event) :]) != event:
         raise ShapeError(
             f"the proposal draws latents of size {tuple(draws.z.shape[-len(event) :])}, "
-            f"the prior of the model has size {event}; give both the same latent dimension."
+            f"the model's prior has size {event}; give both the same latent dimension."
         )
     return draws
