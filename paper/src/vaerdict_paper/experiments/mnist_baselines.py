@@ -1,4 +1,4 @@
-"""The plain alternative: a convolutional classifier fitted to the labelled digits alone, all seeds side by side."""
+"""The supervised baseline: convolutional classifiers fitted to the labelled digits only, all seeds in parallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGE = (28, 28)
 
 
 class Classifiers:
-    """A stack of classifiers, one for each data set, with the encoder's architecture and the classes as outputs."""
+    """A stack of classifiers, one per data set, with the architecture of the encoder and the classes as outputs."""
 
     def __init__(self, data: Sequence[Labelled], n_classes: int, *, shifts: int, batch: int, device: torch.device):
         self.shifts, self.batch = shifts, batch
@@ -29,7 +29,7 @@ class Classifiers:
         self.y = torch.stack([d.labels for d in data]).to(device)
 
     def step(self, unused: Tensor) -> Tensor:
-        """One step of all classifiers on random batches of their own labels. Shapes: ``-> (members,)``."""
+        """One step of all classifiers on random batches of their labels. Shapes: ``-> (members,)``."""
         pick = self._integers(self.y.shape[1], (self.batch,))
         x = self.x.gather(1, pick[..., None].expand(-1, -1, self.x.shape[-1]))
         if self.shifts:
@@ -44,23 +44,35 @@ class Classifiers:
 
     @torch.no_grad()
     def logits(self, x: Sequence[Tensor]) -> Tensor:
-        """Outputs of each classifier for images of its own. Shapes: ``(n, p)`` each ``-> (members, n, out)``."""
-        parts = zip(*(own.split(2048) for own in x), strict=True)
+        """Outputs of each classifier for its images. Shapes: ``(n, p)`` each ``-> (members, n, out)``."""
+        parts = zip(*(images.split(2048) for images in x), strict=True)
         return torch.cat([self.network(torch.stack(part).to(self.x.device)) for part in parts], 1)
 
 
 def classifier_logits(
     data: Sequence[Labelled], x: Sequence[Tensor], n_classes: int, *, shifts: int, epochs: int, device: torch.device
 ) -> Tensor:
-    """Train a classifier on the labels of each data set and return its logits for the images in x.
+    """Train a classifier on the labels of each data set and return its logits for other images.
 
-    Shapes: ``x: (n, p) for each data set -> (data sets, n, classes)``.
+    Parameters
+    ----------
+    data
+        The labelled data sets, with equally many labels.
+    x
+        Images to classify, ``(n, p)`` for each data set.
+    n_classes, shifts, epochs, device
+        The number of classes, the largest random shift in pixels, the epochs and the device of training.
+
+    Returns
+    -------
+    Tensor
+        Logits, ``(data sets, n, classes)``.
     """
     batch = min(128, len(data[0].labels))
-    team = Classifiers(data, n_classes, shifts=shifts, batch=batch, device=device)
+    classifiers = Classifiers(data, n_classes, shifts=shifts, batch=batch, device=device)
     with tensor_cores(device):
         unused = torch.zeros(1, device=device)
-        step = recorded(team.step, (unused,), team.generators, team.adam.tensors())
+        step = recorded(classifiers.step, (unused,), classifiers.generators, classifiers.adam.tensors())
         for _ in range(epochs * max(1, len(data[0].labels) // batch)):
             step(unused)
-        return team.logits(x).double()
+        return classifiers.logits(x).double()
