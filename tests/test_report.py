@@ -57,7 +57,9 @@ def table(name: str = "t", **changes: Any) -> Table:
 def document(**changes: Any) -> Document:
     sections = [
         Section("Findings", ["A paragraph.", [Finding("It works."), Finding("It fails.", "does not hold", "bad")]]),
-        Section("Numbers", [table(), picture("one two"), picture("two"), table("detail", detail=True), Live("<p>!</p>")]),
+        Section(
+            "Numbers", [table(), picture("one two"), picture("two"), table("detail", detail=True), Live("<p>!</p>")]
+        ),
     ]
     return Document("Title", ["First sentence.", "Second sentence."], sections, **changes)
 

@@ -54,7 +54,8 @@ def update_tables(page: Path, results_root: Path) -> list[str]:
     for name in names:
         report = load(results_root / name.removesuffix("/brief"))
         content = _replaced(content, name, brief(report) if name.endswith("/brief") else markdown(report), page)
-    write_text(page, content)
+    if names:
+        write_text(page, content)
     return names
 
 
