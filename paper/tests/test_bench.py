@@ -1,4 +1,4 @@
-"""Benchmarks: what they count is checked against known numbers, never how fast anything is."""
+"""Benchmarks: counts and tables are checked against known numbers; speeds are not tested."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import math
 import pytest
 import torch
 
-from vaerdict.core import SettingError
-from vaerdict.report import document, markdown
-from vaerdict.report.tables import ABSENT
+from page_checks import NASTY
+from vaerdict.core import DataError, SettingError
+from vaerdict.report import load, markdown, render
+from vaerdict.report.tables import ABSENT, Table
 from vaerdict_paper import benchmarks
-from vaerdict_paper.benchmarks import gpu, meters, scaling
+from vaerdict_paper.benchmarks import gpu, roofline, scaling
 from vaerdict_paper.benchmarks.timing import median_seconds, one_thread, watched
 from vaerdict_paper.pages import bench as report
 
 CPU = torch.device("cpu")
-CEILINGS = meters.Ceilings("a device", 1e12, 1e11, 1e9, 1e4, 1e6)
+CEILINGS = roofline.Ceilings("a device", 1e12, 1e11, 1e9, 1e4, 1e6)
 HARDWARE = {"machine": "x", "cores": 4, "threads": 2, "accelerator": "GPU of renown"}
 
 
@@ -27,47 +28,47 @@ def test_operators_are_counted_with_their_flops_and_bytes():
     def step() -> None:
         torch.autograd.grad((a @ b).sum(), a)
 
-    asked = meters.demand(step, CPU)
-    assert asked.flop == 2 * (2 * 100 * 50 * 20)  # forward, and back to a alone
-    # the product reads both and writes 100 x 20; its sum reads that and writes one; filling writes one and expanding
-    # is free; the way back reads a number that stands for 100 x 20, and b, and writes as much as a
+    demands = roofline.demand(step, CPU)
+    assert demands.flop == 2 * (2 * 100 * 50 * 20)  # forward, and backward to a only
+    # the product reads both and writes 100 x 20; its sum reads that and writes one number; filling writes one and
+    # expanding is free; the backward pass reads one number expanded to 100 x 20, and b, and writes the gradient of a
     product, total, seed, back = 5000 + 1000 + 2000, 2000 + 1, 1 + 1, 1 + 1000 + 5000
-    assert asked.bytes == 4 * (product + total + seed + back)
-    assert asked.kernels == 4
-    assert asked.kernel_s is None
+    assert demands.bytes == 4 * (product + total + seed + back)
+    assert demands.kernels == 4
+    assert demands.kernel_s is None
 
 
 def test_batched_products_count():
     a, b = torch.ones(3, 4, 5), torch.ones(3, 5, 6)
-    assert meters.demand(lambda: torch.baddbmm(torch.ones(3, 4, 6), a, b), CPU).flop == 3 * 2 * 4 * 5 * 6
+    assert roofline.demand(lambda: torch.baddbmm(torch.ones(3, 4, 6), a, b), CPU).flop == 3 * 2 * 4 * 5 * 6
 
 
 @pytest.mark.parametrize(
-    ("asked", "bound"),
+    ("demands", "bound"),
     [
-        (meters.Demand(int(5e11), 10, 10, None), "compute"),
-        (meters.Demand(10, int(5e8), 10, None), "memory"),
-        (meters.Demand(10, 10, 500_000, None), "launches"),
+        (roofline.Demand(int(5e11), 10, 10, None), "compute"),
+        (roofline.Demand(10, int(5e8), 10, None), "memory"),
+        (roofline.Demand(10, 10, 500_000, None), "launches"),
     ],
 )
-def test_a_step_is_bound_by_the_ceiling_it_is_nearest_to(asked, bound):
-    near = meters.shares(asked, 1.0, CEILINGS, tf32=True, recorded=True)
+def test_a_step_is_bound_by_the_ceiling_that_it_comes_nearest_to(demands, bound):
+    near = roofline.shares(demands, 1.0, CEILINGS, tf32=True, recorded=True)
     assert near.bound == bound
     assert max(near) == pytest.approx(0.5)
 
 
-def test_shares_know_precision_and_graphs():
-    asked = meters.Demand(int(1e10), 0, 100, None)
-    slow, fast = (meters.shares(asked, 1.0, CEILINGS, tf32=wanted, recorded=wanted) for wanted in (False, True))
+def test_shares_depend_on_precision_and_graphs():
+    demands = roofline.Demand(int(1e10), 0, 100, None)
+    slow, fast = (roofline.shares(demands, 1.0, CEILINGS, tf32=on, recorded=on) for on in (False, True))
     assert slow.compute == pytest.approx(10 * fast.compute)
     assert slow.launches == pytest.approx(100 * fast.launches)
 
 
-def test_ceilings_of_a_cpu_are_positive_and_leave_precision_as_it_was():
+def test_ceilings_of_a_cpu_are_positive_and_leave_the_precision_unchanged():
     before = torch.backends.cuda.matmul.allow_tf32
-    found = meters.ceilings(CPU, quick=True)
-    assert min(found.flops_fp32, found.bytes, found.launches) > 0
-    assert "CPU" in found.device
+    limits = roofline.ceilings(CPU, quick=True)
+    assert min(limits.flops_fp32, limits.bytes, limits.launches) > 0
+    assert "CPU" in limits.device
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
@@ -86,13 +87,13 @@ def test_stacks_of_every_grid_take_a_step():
 
 
 def test_the_paper_grids_have_their_sizes():
-    members = [make.args[0] for make in gpu._mnist(gpu.WHOLE._replace(images=10_000), CPU)]
+    members = [make.args[0] for make in gpu._mnist(gpu.FULL._replace(images=10_000), CPU)]
     assert [len(keys) for keys in members] == [10, 20, 5, 20, 5, 20]  # 20 models, 80 proposals by stacks of at most 20
-    stacks = [make.keywords.get("stacks", 1) for make in gpu._mnist(gpu.WHOLE._replace(images=10_000), CPU)]
+    stacks = [make.keywords.get("stacks", 1) for make in gpu._mnist(gpu.FULL._replace(images=10_000), CPU)]
     assert sum(n * len(keys) for n, keys in zip(stacks, members, strict=True)) == 20 + 80
 
 
-def test_a_row_says_what_a_grid_takes_and_how():
+def test_a_row_extrapolates_to_the_grid():
     work = next(gpu._ppca(gpu.SMALL, CPU))()
     row = gpu._row(work, CEILINGS, CPU)
     assert row["grid_s"] == pytest.approx(row["step_s"] * 6 * 100)
@@ -102,7 +103,7 @@ def test_a_row_says_what_a_grid_takes_and_how():
     assert row["flops"] == pytest.approx(row["flop"] / row["step_s"])
 
 
-def test_a_power_law_is_found_with_its_error():
+def test_a_power_law_is_fitted_with_its_error():
     sizes = [1, 2, 4, 8, 16]
     exact = scaling.power_law(sizes, [3 * n**1.5 for n in sizes])
     assert exact.exponent == pytest.approx(1.5)
@@ -117,20 +118,21 @@ def test_the_standard_error_of_an_exponent_is_that_of_least_squares():
     stats = pytest.importorskip("scipy.stats")
     sizes, seconds = [1, 2, 4, 8, 16], [1.0, 2.2, 3.7, 8.5, 15.0]
     expected = stats.linregress(torch.tensor(sizes).log().numpy(), torch.tensor(seconds).log().numpy())
-    law = scaling.power_law(sizes, seconds)
-    assert law.exponent == pytest.approx(expected.slope, rel=1e-5)
-    assert law.se == pytest.approx(expected.stderr, rel=1e-4)
+    fit = scaling.power_law(sizes, seconds)
+    assert fit.exponent == pytest.approx(expected.slope, rel=1e-5)
+    assert fit.se == pytest.approx(expected.stderr, rel=1e-4)
 
 
-def test_sizes_span_a_factor_of_sixteen_and_every_task_is_there():
+def test_sizes_span_a_factor_of_sixteen_and_every_task_runs():
     assert max(scaling.FACTORS) == 16 * min(scaling.FACTORS)
     tasks = {(case.what, case.over) for case in scaling._cases(quick=False)}
     assert {over for _, over in tasks} == {"cells", "genes", "particles", "draws", "observations"}
-    for case in scaling._cases(quick=True)[:2] + scaling._cases(quick=True)[-2:]:
+    quick = scaling._cases(quick=True)
+    for case in (*quick[:2], quick[5], *quick[-2:]):
         case.make(case.base)()
 
 
-def test_time_is_taken_of_the_processor_too():
+def test_processor_time_is_measured_too():
     with watched() as watch:
         sum(range(300_000))
     assert watch.wall > 0
@@ -140,31 +142,31 @@ def test_time_is_taken_of_the_processor_too():
     assert len(calls) == 4  # the first is not counted
 
 
-def test_one_thread_is_given_back():
+def test_the_number_of_threads_is_restored():
     before = torch.get_num_threads()
     with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 
 
-def test_every_row_is_kept_and_a_cut_run_says_so(monkeypatch):
+def test_every_row_is_saved_and_an_interrupted_run_says_so(monkeypatch):
     monkeypatch.setattr(scaling, "run", lambda *, quick, progress: iter([{"case": "a"}, {"case": "b"}]))
-    kept = []
-    result = benchmarks.run("scaling", keep=lambda so_far: kept.append((so_far["complete"], len(so_far["rows"]))))
-    assert kept == [(False, 1), (False, 2)]
+    saved = []
+    result = benchmarks.run("scaling", save=lambda so_far: saved.append((so_far["complete"], len(so_far["rows"]))))
+    assert saved == [(False, 1), (False, 2)]
     assert result["complete"]
     assert [row["case"] for row in result["rows"]] == ["a", "b"]
     assert result["versions"]["torch"]
 
 
-def test_what_cannot_run_here_says_why(monkeypatch):
+def test_an_unavailable_benchmark_has_a_reason(monkeypatch):
     monkeypatch.setattr("vaerdict_paper.benchmarks.psis.PACKAGES", ("no_such_package",))
-    assert benchmarks.unfit("psis") == "needs no_such_package"
+    assert benchmarks.unavailable("psis") == "needs no_such_package"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "CUDA" in str(benchmarks.unfit("gpu"))
-    assert benchmarks.unfit("scaling") is None
+    assert "CUDA" in str(benchmarks.unavailable("gpu"))
+    assert benchmarks.unavailable("scaling") is None
     with pytest.raises(SettingError, match="no benchmark 'nothing'"):
-        benchmarks.unfit("nothing")
+        benchmarks.unavailable("nothing")
 
 
 # ------------------------------------------------------------------------------------------------------ the report
@@ -179,14 +181,14 @@ def _de_rows() -> list[dict]:
     return [peer, ours]
 
 
-def test_all_ratios_stand_in_one_table_with_machine_and_versions():
+def test_all_ratios_are_in_one_table_with_machine_and_versions():
     timed = {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
     smc = {"case": "pPCA", "method": "SMC", "start": "prior", "seconds": 0.5, "seconds_ratio": 4.0}
-    found = [_result("de", _de_rows()), _result("ppca", [timed]), _result("samplers", [smc, {**smc, "method": "AIS"}])]
-    table = report.document(found).sections[0].blocks[0]
-    assert isinstance(table, report.Table)
-    told = [(row["benchmark"], row["ratio"], row["ours_s"], row["peer_s"]) for row in table.rows]
-    assert told == [("ppca", 5.0, 2.0, 10.0), ("samplers", 4.0, 0.5, 2.0), ("de", 32.0, 0.5, 16.0)]
+    samplers = _result("samplers", [smc, {**smc, "method": "AIS"}])
+    table = report.document([_result("de", _de_rows()), _result("ppca", [timed]), samplers]).sections[0].blocks[0]
+    assert isinstance(table, Table)
+    ratios = [(row["benchmark"], row["ratio"], row["ours_s"], row["peer_s"]) for row in table.rows]
+    assert ratios == [("ppca", 5.0, 2.0, 10.0), ("samplers", 4.0, 0.5, 2.0), ("de", 32.0, 0.5, 16.0)]
     assert all(row["versions"] == "torch 2.13, scvi 1.4.2" for row in table.rows)
     assert "2 threads of 4 CPU cores" in table.rows[0]["machine"]
     assert "renown" in table.rows[1]["machine"]
@@ -206,13 +208,12 @@ def _gpu_rows() -> list[dict]:
     ]
 
 
-def test_grids_are_extrapolated_beside_what_was_measured(tmp_path):
+def test_grids_have_extrapolated_and_measured_seconds(tmp_path):
     bench = tmp_path / "bench"
-    bench.mkdir()
-    (bench / "gpu.json").write_text(json.dumps(_result("gpu", _gpu_rows(), complete=False)))
-    alone = markdown(bench)
+    benchmarks.write_result(bench, "gpu", _result("gpu", _gpu_rows(), complete=False))
+    alone = markdown(load(bench))
     assert f"| MNIST | models | 70.0 | {ABSENT} | {ABSENT} |" in alone
-    assert "Cut short, with what was measured by then: gpu." in alone
+    assert "Interrupted, with the rows measured until then: gpu." in alone
     assert "| 400.0 |" in alone  # TFLOP/s
     assert "| pPCA | models | 4.5 | 5.5 | GPU |" in alone
     stages = [
@@ -221,24 +222,27 @@ def test_grids_are_extrapolated_beside_what_was_measured(tmp_path):
     ]
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "results.json").write_text(json.dumps({"experiment": "mnist", "stages": stages}))
-    assert "| MNIST | models | 70.0 | 90.0 | GPU |" in markdown(bench)
-    assert f"| MNIST | proposals | 5.0 | {ABSENT} | {ABSENT} |" in markdown(bench)
+    measured = markdown(load(bench))
+    assert "| MNIST | models | 70.0 | 90.0 | GPU |" in measured
+    assert f"| MNIST | proposals | 5.0 | {ABSENT} | {ABSENT} |" in measured
 
 
 def test_the_scaling_table_prints_exponents():
     row = {"case": "training", "over": "cells", "low": 10, "high": 160, "seconds_low": 0.1, "seconds_high": 1.5}
-    told = document.markdown(report.document([_result("scaling", [{**row, "exponent": 0.976, "exponent_se": 0.013}])]))
-    assert "| training | cells | 10 | 160 | 0.1000 | 1.5000 | 0.98 | 0.01 |" in told
+    shown = markdown(report.document([_result("scaling", [{**row, "exponent": 0.976, "exponent_se": 0.013}])]))
+    assert "| training | cells | 10 | 160 | 0.1000 | 1.5000 | 0.98 | 0.01 |" in shown
 
 
-def test_many_cells_are_told_in_a_sentence_each():
+def test_many_cells_are_summarised_in_a_sentence_each():
     row = {"cells": 100_000, "genes": 1000, "seconds_per_epoch": 14.06, "seconds_de": 99.2, "peak_host_gb": 1.44}
-    told = document.markdown(report.document([_result("million", [{**row, "peak_device_gb": None}])]))
-    assert "100,000 cells of 1,000 genes on 2 CPU threads: 14.1 s for an epoch of training, 99 s" in told
-    assert "at most 1.4 GiB." in told
-    there = report.document([_result("million", [{**row, "peak_device_gb": 11.3}])]).summary[-1]
-    assert "genes on GPU of renown" in there
-    assert there.endswith("11.3 GiB of the GPU.")
+    on_cpu, on_gpu = (
+        report.document([_result("million", [{**row, "peak_device_gb": memory}])]).summary[-1]
+        for memory in (None, 11.3)
+    )
+    assert "100,000 cells of 1,000 genes on 2 CPU threads: 14.1 s per epoch of training, 99 s" in on_cpu
+    assert on_cpu.endswith("at most 1.4 GiB.")
+    assert "genes on GPU of renown" in on_gpu
+    assert on_gpu.endswith("11.3 GiB of the GPU.")
 
 
 def test_what_became_slower_is_named():
@@ -246,5 +250,32 @@ def test_what_became_slower_is_named():
         {"case": "khat", "before_s": 1.0, "now_s": 1.05, "ratio": 0.95},
         {"case": "psis", "before_s": 1.0, "now_s": 1.25, "ratio": 0.8},
     ]
-    told = report.document([_result("against", rows, before="abc123", of="psis")]).summary[-1]
-    assert told == "Since abc123 1 of 2 timings of psis are slower by more than 10%: psis (0.80)."
+    sentence = report.document([_result("against", rows, before="abc123", of="psis")]).summary[-1]
+    assert sentence == "Since abc123 1 of 2 timings of psis are slower by more than 10%: psis (0.80)."
+
+
+def test_a_folder_of_results_has_a_page_with_their_machine(tmp_path):
+    row = {"case": "grid", "ours_s": 2.0, "peer": NASTY, "peer_s": 10.0, "ratio": 5.0}
+    benchmarks.write_result(tmp_path, "ppca", _result("ppca", [row]))
+    assert json.loads((tmp_path / "results.json").read_text()) == {"experiment": "bench"}
+    shown = markdown(load(tmp_path))
+    assert "2 threads of 4 CPU cores" in shown
+    assert "| 5.0 |" in shown
+    assert NASTY not in render(tmp_path).read_text()
+    benchmarks.write_result(tmp_path, "ppca", {**_result("ppca", []), "rows": 3})
+    with pytest.raises(DataError, match="run the experiment again"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_all_benchmarks_write_a_folder_that_report_knows(command, tmp_path, monkeypatch, options):
+    timed = {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
+    monkeypatch.setattr(benchmarks, "BENCHMARKS", ("gpu", "ppca"))
+    monkeypatch.setattr("vaerdict_paper.benchmarks.ppca.run", lambda *, quick, progress: [timed])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, err = command("bench", "all", "--quick", "--out", tmp_path, *options)
+    assert code == 0
+    assert "gpu is skipped: it needs a CUDA device" in err
+    assert options or "Every benchmark with a peer" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ppca.json", "report.html", "results.json"]
+    assert command("report", tmp_path)[0] == 0

@@ -24,7 +24,7 @@ def test_sparse_counts_are_sparse_and_no_cell_is_empty():
     assert (x.sum(-1) > 0).all()
 
 
-def test_without_scvi_its_rows_are_left_out_with_a_word(monkeypatch, caplog):
+def test_without_scvi_its_rows_are_left_out_with_a_warning(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "scvi", None)
     rows = benchmark.run(quick=True)
     assert [row["case"] for row in rows] == [

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from checks import assert_mean
-from vaerdict.core import SettingError
+from page_checks import outline, run_in
+from vaerdict.core import DataError, SettingError
+from vaerdict.io import commit
+from vaerdict.report import render
 from vaerdict_paper.experiments import bivariate
 from vaerdict_paper.experiments.bivariate import LOADINGS, MEANS, PRESETS, PROPOSALS, TRUE_LAMBDA, Example, Preset
 from vaerdict_paper.theory import Gaussian, gaussian_reverse_kl
@@ -21,9 +26,9 @@ QUICK = PRESETS["quick"]
 @cache
 def panel(stage: str, means: str | None = None, loading: str = "entangled", preset: Preset = QUICK) -> dict:
     wanted = {"stage": stage, "means": means, "loading": loading}
-    (unit,) = [u for u in bivariate.units(preset) if wanted.items() <= u.items()]
-    (found,) = bivariate.work(unit)["panels"]
-    return found
+    (task,) = [t for t in bivariate.tasks(preset) if wanted.items() <= t.items()]
+    (row,) = bivariate.work(task)["panels"]
+    return row
 
 
 def holds(found: dict, words: str) -> bool:
@@ -129,15 +134,85 @@ def test_margins_are_paired_and_a_claim_holds_only_where_all_are_positive():
 
 
 # ---------------------------------------------------------------------------------------------------- interface
-def test_units_survive_json_and_repeat():
+def test_tasks_survive_json_and_repeat():
     preset = Preset(loadings=("triangular",), n_data=200, n_grid=9, n_zoom=3, n_draws=200)
-    units = bivariate.units(preset, seeds=2)
-    assert len(units) == 2 * (1 + len(MEANS))
-    sent = [bivariate.work(json.loads(json.dumps(unit))) for unit in units]
-    assert json.dumps(sent) == json.dumps([bivariate.work(unit) for unit in units])
+    tasks = bivariate.tasks(preset, seeds=2)
+    assert len(tasks) == 2 * (1 + len(MEANS))
+    sent = [bivariate.work(json.loads(json.dumps(task))) for task in tasks]
+    assert json.dumps(sent) == json.dumps([bivariate.work(task) for task in tasks])
     assert json.dumps(sent[:3]) != json.dumps(sent[3:])
 
 
 def test_unknown_loadings_are_refused():
     with pytest.raises(SettingError, match="no loadings tangled; choose from entangled"):
         Preset(loadings=("entangled", "tangled"))
+
+
+def test_a_quick_run_has_a_manifest_of_what_produced_it(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "quick", Preset(loadings=("moderate",), n_data=200, n_grid=9, n_zoom=3, n_draws=200))
+    arguments = ("reproduce", "bivariate", "--out", tmp_path, "--workers", 1)
+    assert command(*arguments)[0] == 0
+    stored = json.loads((tmp_path / "manifest.json").read_text())
+    assert stored["command"] == ["vaerdict", *map(str, arguments)]
+    assert stored["commit"] == commit()
+    x = Example.of(PRESETS["quick"], "moderate", 0).x
+    assert stored["data_sha256"] == hashlib.sha256(x.numpy().tobytes()).hexdigest()
+    assert stored["settings"]["n_data"] == 200
+    assert stored["seconds"].keys() == json.loads((tmp_path / "results.json").read_text())["seconds"].keys()
+    assert (tmp_path / "report.html").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- page
+def bivariate_results() -> dict[str, Any]:
+    names = ("VAE", "WW", "CHI")
+    covariance = [[1.0, 0.6], [0.6, 1.0]]
+    shape = {
+        "stage": "approximation", "loading": "../entangled", "means": None, "seed": 0,
+        "posterior": {"mean": [0.0, 0.0], "covariance": covariance, "correlation": 0.6},
+        "proposals": [
+            {"proposal": q, "mean": [0, 0], "covariance": [[v, 0], [0, v]], "variance_ratio": [v, v], "a_norm": 1 / v}
+            for q, v in zip(names, (0.5, 1.0, 1.3), strict=True)
+        ],
+    }  # fmt: skip
+    margins = {"WW - VAE": {"margin": 0.1, "se": 0.01}, "CHI - VAE": {"margin": -0.2, "se": 0.01}}
+    curves = {q: {"value": [0.0, 1.0, 0.5], "mcse": [0.1] * 3} for q in ("EVIDENCE", *names)}
+    choice = {
+        "lambda": 0.8,
+        "lambda_se": 0.01,
+        "bias": -0.02,
+        "at_edge": False,
+        "sensitivity": 0.1,
+        "sensitivity_se": 0.01,
+    }
+    chosen = {
+        "stage": "selection", "loading": "../entangled", "means": "exact", "seed": 0,
+        "grid": [-1.0, 0.0, 1.0], "curves": curves, "zoom_grid": [0.7, 0.8, 0.9],
+        "zoom": curves, "selection": [{"proposal": q, **choice} for q in curves],
+        "claims": [{"claim": "WW and CHI select worse", "holds": False, "margins": margins}],
+    }  # fmt: skip
+    return {
+        "experiment": "bivariate",
+        "preset": "quick",
+        "settings": {"n_data": 400},
+        "seeds": [0],
+        "panels": [shape, chosen],
+    }
+
+
+def test_page_has_its_panels_and_claims(tmp_path):
+    run = run_in(tmp_path / "in" / "run", bivariate_results())
+    seen, _ = outline(render(run))
+    figures = ["approximation-entangled.svg", "selection-entangled-exact.svg"]
+    assert sorted(path.name for path in tmp_path.rglob("*.svg")) == figures  # and none outside of the folder
+    assert sorted(path.name for path in (run / "figures").glob("*.svg")) == figures
+    assert "2 hold and 1 does not hold" in seen.text
+    assert "CHI minus VAE: \N{MINUS SIGN}0.2000 (se 0.0100, 400 observations)" in seen.text
+
+
+def test_records_that_cannot_be_drawn_are_named(tmp_path):
+    with pytest.raises(DataError, match="no 'panels'"):
+        render(run_in(tmp_path, {"experiment": "bivariate"}))
+    results = bivariate_results()
+    del results["panels"][1]["grid"]
+    with pytest.raises(DataError, match="'grid'"):
+        render(run_in(tmp_path, results))

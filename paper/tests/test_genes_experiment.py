@@ -1,4 +1,4 @@
-"""The gene experiment at toy size: metrics by hand, every stage, and that all of it repeats and can be resumed."""
+"""The gene experiment at toy size: metrics by hand, every stage, and that tasks repeat and can be resumed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 
 from vaerdict import de
 from vaerdict.core import SettingError, ShapeError
+from vaerdict.de import model as de_model
+from vaerdict.de.effects import CENTRED, PAIR, Effect
 from vaerdict.de.metrics import coverage, fdp_floor, fdr_curve, measure, measure_tested
 from vaerdict.engines import one_thread
 from vaerdict.io import finite
 from vaerdict.tasks import run_tasks
 from vaerdict_paper.experiments import genes, genes_grid, mnist, reproduce
-from vaerdict_paper.experiments.genes import Preset, preset_of, units, work
-from vaerdict_paper.experiments.genes_few import contrasts, few, floors
-from vaerdict_paper.experiments.genes_fit import Problem, Training, fit_model, fit_refits
-from vaerdict_paper.experiments.genes_grid import as_counts, grid
-from vaerdict_paper.experiments.genes_measure import Sides, averaged, calibration, draw, measured, true_lfc
-from vaerdict_paper.experiments.genes_null import donor_arm
+from vaerdict_paper.experiments.genes import Preset, preset_of, tasks, work
+from vaerdict_paper.experiments.genes_arms import contrasts, donor_arm, few, floors
+from vaerdict_paper.experiments.genes_contrasts import Sides, draw_contrast
+from vaerdict_paper.experiments.genes_fit import Problem, Training, as_counts, fit_model, fit_refits
+from vaerdict_paper.experiments.genes_grid import grid
+from vaerdict_paper.experiments.genes_measure import averaged, calibration, measured, true_lfc
 from vaerdict_paper.experiments.ppca import published
 
 TINY = Training(n_particles=3, epochs=2, proposal_epochs=2, refit_epochs=2, batch_size=64)
@@ -72,16 +74,16 @@ def test_nothing_called_and_nothing_true():
     none = measure(torch.ones(5), TRUTH, torch.zeros(5), 0.5)
     assert none["fdp"] == 1
     assert finite(none)["tpr"] is None
-    with pytest.raises(ShapeError, match="one value a gene is needed"):
+    with pytest.raises(ShapeError, match="one value per gene is needed"):
         measure(torch.ones(5), TRUTH, TRUTH[:3], 0.5)
 
 
 def test_the_floor_is_the_error_of_probabilities_that_are_right(generator):
     """For two genes of probability p the FDP of the first is 0 or 1: |FDP - FDR| has mean 2p(1-p)."""
     prob = torch.tensor([0.8, 0.8])
-    found = fdp_floor(prob, torch.zeros(2), repeats=40_000, generator=generator)
+    floor = fdp_floor(prob, torch.zeros(2), repeats=40_000, generator=generator)
     one, two = 2 * 0.8 * 0.2, 0.64 * 0.2 + 2 * 0.16 * 0.3 + 0.04 * 0.8
-    assert found == pytest.approx(50 * (one + two), rel=0.03)
+    assert floor == pytest.approx(50 * (one + two), rel=0.03)
     assert fdp_floor(torch.tensor([1.0, 0.0]), torch.zeros(2), generator=generator) == 0
 
 
@@ -114,22 +116,22 @@ def test_a_perfect_answer_is_measured_as_perfect(problem):
     sides = Sides.of(problem.data, None, seed=0)
     truth = true_lfc(problem.data, "centred")
     noise = 0.01 * torch.randn(200, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    row = measured(de.Effect(truth + noise, torch.full((20,), 200.0)), sides, de.CENTRED)
+    row = measured(Effect(truth + noise, torch.full((20,), 200.0)), sides, CENTRED)
     assert (row["auprc"], row["tpr"]) == (1, 1)
     assert row["coverage_absolute"] == 1
-    shifted = measured(de.Effect(truth - truth.quantile(0.5) + noise, torch.full((20,), 200.0)), sides, de.CENTRED)
+    shifted = measured(Effect(truth - truth.quantile(0.5) + noise, torch.full((20,), 200.0)), sides, CENTRED)
     assert shifted["coverage"] == 1
     assert shifted["lfc_slope"] == pytest.approx(1, abs=0.01)
-    bins = calibration(de.Effect(truth + noise, torch.full((20,), 200.0)), sides, de.CENTRED)
+    bins = calibration(Effect(truth + noise, torch.full((20,), 200.0)), sides, CENTRED)
     assert sum(n for n, _, _ in bins) == 20
     assert bins[-1][0] == bins[-1][2]
     assert not torch.allclose(truth, true_lfc(problem.data, "proportion"))
 
 
-def test_choices_of_cells_are_averaged_into_one_row():
-    rows = [{"model": "VAE", "a": a, "bins": [[1.0, a]], "ok": True, "word": "w"} for a in (1.0, 3.0)]
+def test_subsets_of_cells_are_averaged_into_one_row():
+    rows = [{"model": "VAE", "a": a, "bins": [[1.0, a]], "ok": True, "kind": "k"} for a in (1.0, 3.0)]
     merged = averaged([*rows, {**rows[0], "model": "CHI"}], "model")
-    assert merged[0] == {"model": "VAE", "a": 2.0, "bins": [[2.0, 4.0]], "ok": True, "word": "w", "subsets": 2}
+    assert merged[0] == {"model": "VAE", "a": 2.0, "bins": [[2.0, 4.0]], "ok": True, "kind": "k", "subsets": 2}
     assert merged[1]["subsets"] == 1
 
 
@@ -138,19 +140,19 @@ def fit(problem):
     return fit_model(problem, "VAE", TINY)
 
 
-def test_uncertainty_grows_with_what_is_counted(problem, fit):
+def test_uncertainty_grows_with_its_sources(problem, fit):
     sides = Sides.of(problem.data, 20, seed=0)
     x = problem.counts(sides.cells)
     refits = fit_refits(problem, fit, replace(TINY, lr=0.05), 3)
-    one, *others = (partial(de.refined, as_counts(f), x, f.proposal, labels=sides.labels) for f in (fit, *refits))
-    drawn = draw(sides, one, 50, seed=0, refits=others)
-    width = {u: drawn.effect(de.CENTRED, u).lfc.std(0).mean().item() for u in ("z", "z+cells", "z+cells+model")}
+    one, *others = (partial(de_model.refined, as_counts(f), x, f.proposal, labels=sides.labels) for f in (fit, *refits))
+    drawn = draw_contrast(sides, one, 50, seed=0, refits=others)
+    width = {u: drawn.effect(CENTRED, u).lfc.std(0).mean().item() for u in ("z", "z+cells", "z+cells+model")}
     assert width["z"] < width["z+cells"] < width["z+cells+model"]
-    assert drawn.effect(de.CENTRED, "z+cells+model").lfc.shape == (150, 20)
-    assert drawn.effect(de.PAIR, "z").lfc.std(0).mean().item() > width["z+cells"]
+    assert drawn.effect(CENTRED, "z+cells+model").lfc.shape == (150, 20)
+    assert drawn.effect(PAIR, "z").lfc.std(0).mean().item() > width["z+cells"]
 
 
-def test_refits_differ_from_each_other_and_leave_the_fit_alone(problem, fit):
+def test_refits_differ_from_each_other_and_leave_the_fit_unchanged(problem, fit):
     before = [p.clone() for p in fit.model.parameters()]
     first, second = fit_refits(problem, fit, TINY, 2)
     assert all(torch.equal(a, b) for a, b in zip(before, fit.model.parameters(), strict=True))
@@ -186,11 +188,11 @@ def test_few_cells_by_estimand_and_uncertainty(problem):
     result = few(problem, "VAE", TINY, n_draws=30, refits=2, subsets=1, khat_draws=50)
     rows = result["cross"]
     for n in ("all", 50, 20):
-        here = [row for row in rows if row["n_cells"] == n]
-        kinds = [(row["estimand"], row["uncertainty"]) for row in here if row["prior"] == "group"]
+        of_size = [row for row in rows if row["n_cells"] == n]
+        kinds = [(row["estimand"], row["uncertainty"]) for row in of_size if row["prior"] == "group"]
         three = ["z", "z+cells", "z+cells+model"]
         assert kinds == [(e, u) for e in ("centred", "proportion") for u in three] + [("pair", "z")]
-        assert [(r["estimand"], r["uncertainty"]) for r in here if r["prior"] == "model"] == [("centred", "z+cells")]
+        assert [(r["estimand"], r["uncertainty"]) for r in of_size if r["prior"] == "model"] == [("centred", "z+cells")]
     assert len(result["curves"]) == 9
     assert result["models"][0]["iwelbo_refined"] < 0
     without = few(problem, "VAE", TINY, n_draws=30, refits=0, subsets=1)
@@ -198,7 +200,7 @@ def test_few_cells_by_estimand_and_uncertainty(problem):
     assert without["models"] == []
 
 
-def test_floors_stand_beside(problem):
+def test_floors_have_every_size_and_estimand(problem):
     rows = floors(problem, subsets=2)["cross"]
     names = {(row["model"], row["n_cells"], row["estimand"]) for row in rows}
     assert names == {
@@ -215,12 +217,12 @@ def test_floors_stand_beside(problem):
     assert oracle < 1.05 * raw
 
 
-def test_units_that_are_bootstrapped_have_priors_of_their_own(monkeypatch):
-    """About one mean of their group donors look more alike than they are, and the null arm makes discoveries."""
-    made, refined = [], de.refined
-    monkeypatch.setattr(de, "refined", lambda *args, labels: made.append(labels) or refined(*args, labels=labels))
+def test_replicates_have_priors_of_their_own(monkeypatch):
+    """With a common mean, donors look more alike than they are, and the null arm has discoveries."""
+    used, refined = [], de_model.refined
+    monkeypatch.setattr(de, "refined", lambda *args, labels: used.append(labels) or refined(*args, labels=labels))
     donor_arm(1, "null", "VAE", TINY, n_draws=20, n_cells=200)
-    assert [len(labels.unique()) for labels in made] == [2, 8]  # groups, then donors
+    assert [len(labels.unique()) for labels in used] == [2, 8]  # groups, then donors
 
 
 def test_donors_as_replicates_widen_the_answer():
@@ -237,7 +239,7 @@ def test_donors_as_replicates_widen_the_answer():
     assert width["VAE", "donors"] > width["VAE", "cells"]
 
 
-# ------------------------------------------------------------------------------------------------------ units
+# ------------------------------------------------------------------------------------------------------ tasks
 SMALL = Preset(
     simulators=("appendix",),
     models=("VAE",),
@@ -255,9 +257,9 @@ SMALL = Preset(
 )
 
 
-def test_units_carry_their_preset_and_the_longest_come_first():
-    every = units(SMALL)
-    assert [u["stage"] for u in every] == [
+def test_tasks_hold_their_preset_and_the_longest_come_first():
+    stored = tasks(SMALL)
+    assert [t["stage"] for t in stored] == [
         "section5",
         "grid",
         "few",
@@ -267,53 +269,55 @@ def test_units_carry_their_preset_and_the_longest_come_first():
         "floors",
         *["rivals"] * 4,
     ]
-    assert preset_of(json.loads(json.dumps(every[0]))) == SMALL
-    assert len(units(replace(SMALL, stages=("grid",), simulators=("appendix", "released")), seeds=3)) == 6
+    assert preset_of(json.loads(json.dumps(stored[0]))) == SMALL
+    assert len(tasks(replace(SMALL, stages=("grid",), simulators=("appendix", "released")), seeds=3)) == 6
     with pytest.raises(SettingError, match="no stage nothing"):
-        units(replace(SMALL, stages=("nothing",)))
+        tasks(replace(SMALL, stages=("nothing",)))
+    assert len(list(genes.data(SMALL, range(2)))) == 2
 
 
 def test_a_device_reaches_training_and_leaves_no_trace_on_the_cpu(monkeypatch):
-    (unit, *_), (there, *_) = (units(replace(Preset(), device=device)) for device in ("cpu", "cuda"))
-    assert "device" not in json.dumps(unit)
-    assert preset_of(unit) == Preset()
-    assert preset_of(there).training.device == "cuda"
+    (on_cpu, *_), (on_gpu, *_) = (tasks(replace(Preset(), device=device)) for device in ("cpu", "cuda"))
+    assert "device" not in json.dumps(on_cpu)
+    assert preset_of(on_cpu) == Preset()
+    assert preset_of(on_gpu).training.device == "cuda"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert reproduce._chosen("auto", Preset()) == "cpu"  # many small models: cores are faster
-    assert reproduce._chosen("cuda", Preset()) == "cuda"
-    assert reproduce._chosen("auto", mnist.PRESETS["paper"]) == "cuda"
+    assert reproduce._device("auto", Preset()) == "cpu"  # many small models: cores are faster
+    assert reproduce._device("cuda", Preset()) == "cuda"
+    assert reproduce._device("auto", mnist.PRESETS["paper"]) == "cuda"
 
 
-def test_units_of_rivals_do_not_depend_on_the_preset():
-    some = [u for u in units(genes.PRESETS["paper"]) if u["stage"] == "rivals"]
-    assert some == units(genes.PRESETS["rivals"])
+def test_tasks_of_rivals_do_not_depend_on_the_preset():
+    of_paper = [t for t in tasks(genes.PRESETS["paper"]) if t["stage"] == "rivals"]
+    assert of_paper == tasks(genes.PRESETS["rivals"])
 
 
 def test_every_stage_runs_and_repeats(problem, tmp_path, monkeypatch):
-    monkeypatch.setattr(genes, "_problem", lambda unit, preset: problem)
-    mine = units(replace(SMALL, stages=("section5", "few", "floors", "donors")))
-    first = run_tasks(work, mine, tmp_path / "first", resume=False, workers=1)
+    monkeypatch.setattr(genes, "_problem", lambda task, preset: problem)
+    todo = tasks(replace(SMALL, stages=("section5", "few", "floors", "donors")))
+    first = run_tasks(work, todo, tmp_path / "first", resume=False, workers=1)
     assert [sorted(r) for r in first.results[:2]] == [["cross", "curves", "models"]] * 2
     with one_thread():  # as run_tasks does: sums split over threads differ in their last digits
-        again = work(mine[1])
-    dropped = ("seconds", "seconds_train", "seconds_refits")
-    plain = [{k: v for k, v in row.items() if k not in dropped} for row in finite(again["cross"])]
-    stored = [{k: v for k, v in row.items() if k not in dropped} for row in first.results[1]["cross"]]
-    assert plain == stored
+        again = work(todo[1])
+    repeated, stored = (
+        [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
+        for rows in (finite(again["cross"]), first.results[1]["cross"])
+    )
+    assert repeated == stored
 
 
 def test_rivals_are_skipped_where_they_are_not_installed_and_added_later(tmp_path, monkeypatch):
-    mine = units(replace(SMALL, stages=("rivals",)))
+    todo = tasks(replace(SMALL, stages=("rivals",)))
     monkeypatch.setattr(genes, "_installed", lambda package: False)
-    run = run_tasks(work, mine, tmp_path, resume=False, workers=1)
+    run = run_tasks(work, todo, tmp_path, resume=False, workers=1)
     assert run.results == []
-    assert len(run.skipped) == len(mine)
+    assert len(run.skipped) == len(todo)
     assert not list((tmp_path / "parts").glob("*.json"))
     monkeypatch.setattr(genes, "_installed", lambda package: True)
     row = {"model": "wilcoxon", "estimand": "centred", "n_called_05": 0}
-    monkeypatch.setattr(genes, "rival_rows", lambda data, **keys: [row | {"asked": keys["names"]}])
+    monkeypatch.setattr(genes, "rival_rows", lambda data, **keys: [row | {"names": keys["names"]}])
     monkeypatch.setattr(genes, "Problem", type("P", (), {"of": staticmethod(partial(_small_problem))}))
-    later = run_tasks(work, mine, tmp_path, resume=True, workers=1)
+    later = run_tasks(work, todo, tmp_path, resume=True, workers=1)
     assert later.skipped == []
     assert [sorted(r) for r in later.results] == [["cross"]] * 2 + [["donors"]] * 2
     assert later.results[0]["cross"][0]["dataset"] == "appendix-0"
@@ -324,7 +328,7 @@ def _small_problem(simulator: str, seed: int, **sizes: object) -> Problem:
     return Problem.of(simulator, seed, n_genes=10, **({"n_cells": 60} | sizes))
 
 
-def test_the_papers_numbers_are_there():
+def test_the_papers_numbers_are_available():
     printed = published()["genes"]["printed"]
     assert printed["fdr_mae"] == {"VAE": 5.78, "IWAE": 0.39, "WW": 0.51, "CHI": 0.27}
     assert printed["ais"] == printed["iwelbo"]

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from page_checks import run_in
 from vaerdict.core import DataError
-from vaerdict.report import markdown, render, text
-from vaerdict.report.claims import Word
-from vaerdict.report.summary import where
+from vaerdict.report import load, markdown, render, text
 from vaerdict.report.tables import is_best
-from vaerdict_paper.pages.genes_claims import aims, donor_claims, further_claims, on_each, paper_claims
-from vaerdict_paper.pages.genes_contrasts import donors_table, estimand_table, rivals_table, uncertainty_table
+from vaerdict_paper.pages.claims import ClaimVerdict
+from vaerdict_paper.pages.genes_claims import donor_claims, further_claims, on_each, paper_claims, targets
 from vaerdict_paper.pages.genes_rows import behind_best
 from vaerdict_paper.pages.genes_tables import (
     KHAT,
     MAE,
     annealing_table,
     cross_table,
+    donors_table,
+    estimand_table,
     models_table,
     plugin_table,
+    rivals_table,
     summary_table,
+    uncertainty_table,
 )
+from vaerdict_paper.pages.seed_statistics import where
 
+HOLDS, FAILS, UNRESOLVED, NOT_RUN = ClaimVerdict
 SEEDS = range(5)
 MODELS = ("VAE", "IWAE", "WW", "CHI")
 SIMULATORS = ("appendix", "released")
@@ -81,13 +84,13 @@ def cross_rows() -> list[dict[str, Any]]:
 
 
 def few_rows() -> list[dict[str, Any]]:
-    error, found = {"all": 0.2, 50: 0.4, 20: 1.5}, {"all": 0.99, 50: 0.99, 20: 0.9}
+    error, power = {"all": 0.2, 50: 0.4, 20: 1.5}, {"all": 0.99, 50: 0.99, 20: 0.9}
     cover = {"z": 0.2, "z+cells": 0.8, "z+cells+model": 0.9}
     kinds = [("centred", u, "group") for u in cover] + [("proportion", "z+cells", "group"), ("pair", "z", "group")]
     return [
         {"model": m, "proposal": "REFINED", **about(s, i), "n_cells": n, "subsets": 2, "weights": "snis", "estimand": e,
          "uncertainty": u, "prior": p, "seconds_refits": 14.0,
-         **metrics(error[n] + (0.5 if p == "model" else 0), i, tpr=0.1 if e == "pair" else found[n], cover=cover[u])}
+         **metrics(error[n] + (0.5 if p == "model" else 0), i, tpr=0.1 if e == "pair" else power[n], cover=cover[u])}
         for s in SIMULATORS for m in MODELS for i in SEEDS for n in error
         for e, u, p in [*kinds, ("centred", "z+cells", "model")]
     ]  # fmt: skip
@@ -131,8 +134,8 @@ def run() -> dict[str, Any]:
     return results()
 
 
-def words(run: dict[str, Any], make: Any) -> list[Word]:
-    return [claim.word for claim in on_each(make, run["models"], run["cross"], SIMULATORS)]
+def verdicts(run: dict[str, Any], make: Any) -> list[ClaimVerdict]:
+    return [claim.verdict for claim in on_each(make, run["models"], run["cross"], SIMULATORS)]
 
 
 PAPER = partial(paper_claims, printed={})
@@ -140,18 +143,18 @@ PAPER = partial(paper_claims, printed={})
 
 # ----------------------------------------------------------------------------------------------------- claims
 def test_claims_that_hold_are_found_to_hold(run):
-    assert words(run, PAPER) == [Word.HOLDS] * 7
-    assert words(run, aims) == [Word.HOLDS] * 4
-    assert words(run, further_claims) == [Word.HOLDS] * 4
-    assert [c.word for c in donor_claims(run["donors"])] == [Word.HOLDS] * 2
+    assert verdicts(run, PAPER) == [HOLDS] * 7
+    assert verdicts(run, targets) == [HOLDS] * 4
+    assert verdicts(run, further_claims) == [HOLDS] * 4
+    assert [c.verdict for c in donor_claims(run["donors"])] == [HOLDS] * 2
 
 
 def test_a_claim_must_hold_on_every_simulator(run):
     for row in where(run["models"], simulator="released", model="VAE"):
         row["iwelbo_refined"] = -370.0 + WOBBLE[row["seed"]]
-    worst, chi, *rest = words(run, PAPER)
-    assert (worst, chi) == (Word.FAILS, Word.FAILS)
-    assert rest[0] is Word.HOLDS
+    worst, chi, *rest = verdicts(run, PAPER)
+    assert (worst, chi) == (FAILS, FAILS)
+    assert rest[0] is HOLDS
 
 
 def test_claims_turn_with_the_numbers(run):
@@ -159,39 +162,38 @@ def test_claims_turn_with_the_numbers(run):
         row["fdr_mae"] += 2
     for row in where(run["cross"], weights="plugin"):
         row["fdr_mae"] -= 2
-    _, _, vae, ranking, mixture, three, weights = words(run, PAPER)
-    assert (mixture, three, weights) == (Word.FAILS,) * 3
-    assert (vae, ranking) == (Word.HOLDS, Word.HOLDS)
+    _, _, vae, ranking, mixture, three, weights = verdicts(run, PAPER)
+    assert (mixture, three, weights) == (FAILS,) * 3
+    assert (vae, ranking) == (HOLDS, HOLDS)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "failing"),
     [("fdr_mae", 5.0, [0, 1]), ("fdp", 0.2, [0, 1]), ("tpr", 0.5, [0, 1]), ("coverage", 0.3, [2])],
 )
-def test_aims_that_are_missed_are_said_to_be(run, key, value, failing):
+def test_targets_that_are_missed_are_reported(run, key, value, failing):
     for row in run["cross"]:
         if "subsets" in row:
             row[key] = value + WOBBLE[row["seed"]]
-    found = words(run, aims)
-    assert [i for i, word in enumerate(found) if word is Word.FAILS] == failing
+    assert [i for i, verdict in enumerate(verdicts(run, targets)) if verdict is FAILS] == failing
 
 
-def test_proposals_that_cannot_be_trusted_miss_their_aim(run):
+def test_unreliable_proposals_miss_their_target(run):
     for row in where(run["cross"], proposal="REFINED"):
         row["khat"] = 0.9 + WOBBLE[row["seed"]]
-    assert words(run, aims)[3] is Word.FAILS
+    assert verdicts(run, targets)[3] is FAILS
 
 
 def test_few_data_sets_resolve_nothing(run):
     for name in ("models", "cross"):
         run[name] = [row for row in run[name] if row["seed"] < 2]
-    assert set(words(run, PAPER)) == {Word.OPEN}
-    assert set(words({"models": [], "cross": []}, PAPER)) == {Word.ABSENT}
+    assert set(verdicts(run, PAPER)) == {UNRESOLVED}
+    assert set(verdicts({"models": [], "cross": []}, PAPER)) == {NOT_RUN}
 
 
 def test_no_discovery_in_a_few_data_sets_proves_little():
     quiet = [row | {"n_called_05": 0} for row in donor_rows() if row["seed"] < 10]
-    assert donor_claims(quiet)[0].word is Word.OPEN
+    assert donor_claims(quiet)[0].verdict is UNRESOLVED
 
 
 def test_published_differences_stand_beside_ours(run):
@@ -201,7 +203,7 @@ def test_published_differences_stand_beside_ours(run):
 
 
 # ----------------------------------------------------------------------------------------------------- tables
-def test_floors_and_rivals_stand_in_the_table_of_methods(run):
+def test_floors_and_rivals_are_in_the_table_of_methods(run):
     table = summary_table(run["cross"], "appendix")
     names = [row["method"] for row in table.rows]
     assert names == [
@@ -279,35 +281,29 @@ def test_other_tables(run):
 
 
 # ------------------------------------------------------------------------------------------------------- page
-def stored(folder: Path, value: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(value))
-    return folder
-
-
 def test_a_run_renders_to_a_page_a_text_and_a_table(tmp_path, run):
-    folder = stored(tmp_path, run)
+    folder = run_in(tmp_path, run)
     page = render(folder).read_text()
-    assert "Genes: which are differentially expressed" in page
+    assert "Genes: differential expression with a controlled false discovery rate" in page
     figures = {path.stem for path in (folder / "figures").glob("*.svg")}
     assert figures == {
         f"{name}-{s}" for s in SIMULATORS for name in ("fdr", "calibration", "cross-fdr-mae", "cross-khat", "cross-ess")
     }
-    assert "Of 7 claims of the paper" in text(folder)
-    assert "7 hold" in markdown(folder)
+    assert "Of 7 claims of the paper" in text(load(folder))
+    assert "7 hold" in markdown(load(folder))
 
 
 def test_a_partial_run_renders_too(tmp_path, run):
-    some = copy.deepcopy(run)
-    some["cross"] = [row for row in some["cross"] if row["proposal"] is None]
-    some |= {"models": [], "curves": [], "donors": [], "skipped": ["rivals-0"], "preset": "quick"}
-    words = text(stored(tmp_path, some))
-    assert "not installed where this ran" in words
-    assert "quick preset" in words
+    part = copy.deepcopy(run)
+    part["cross"] = [row for row in part["cross"] if row["proposal"] is None]
+    part |= {"models": [], "curves": [], "donors": [], "skipped": ["rivals-0"], "preset": "quick"}
+    shown = text(load(run_in(tmp_path, part)))
+    assert "The other tools were not installed" in shown
+    assert "quick preset" in shown
     render(tmp_path)
 
 
 def test_rows_that_lack_their_keys_are_refused(tmp_path, run):
     del run["cross"][0]["simulator"]
     with pytest.raises(DataError, match=r"record 0 of 'cross' in results\.json lacks simulator"):
-        text(stored(tmp_path, run))
+        load(run_in(tmp_path, run))

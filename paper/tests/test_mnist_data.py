@@ -1,4 +1,4 @@
-"""MNIST: the data folder, the original files, and the semi-supervised split."""
+"""MNIST: the data folder, its files, and the semi-supervised split."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from vaerdict.core import DataError, SettingError
 from vaerdict.noise import seeded
-from vaerdict_paper.mnist_data import MD5, Mnist, data_folder, find_data, mnist, mnist_split, read_idx
+from vaerdict_paper.mnist_data import MD5, Mnist, data_folder, find_data, mnist, mnist_files, mnist_split, read_idx
 
 
 # ------------------------------------------------------------------------------------------------ the data folder
-def test_the_data_folder_is_that_of_the_environment_variable_or_the_users_cache(monkeypatch, tmp_path):
+def test_the_folder_is_that_of_the_environment_or_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("VAERDICT_DATA", str(tmp_path / "data"))
     assert data_folder() == tmp_path / "data"
     monkeypatch.delenv("VAERDICT_DATA")
@@ -27,11 +27,11 @@ def test_the_data_folder_is_that_of_the_environment_variable_or_the_users_cache(
     assert data_folder() == Path.home() / ".cache" / "vaerdict"
 
 
-def test_the_error_of_a_missing_file_names_its_source(monkeypatch, tmp_path):
+def test_an_absent_file_is_named_with_its_source(monkeypatch, tmp_path):
     monkeypatch.setenv("VAERDICT_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=rf"{tmp_path}/a/b.gz is not there; get it from a mirror.*set VAERDICT_DATA"):
-        find_data("a/b.gz", source="a mirror")
-    with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte\.gz is not there"):
+    with pytest.raises(DataError, match=rf"{tmp_path}/a/b.gz does not exist; download it from the moon"):
+        find_data("a/b.gz", source="the moon")
+    with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte\.gz does not exist"):
         mnist()
 
 
@@ -47,7 +47,7 @@ def test_idx_files_are_read():
         read_idx(bytes([0, 0, 0x0D, 1]) + struct.pack(">I", 1) + bytes(4))
 
 
-def test_a_file_with_another_checksum_is_refused(monkeypatch, tmp_path):
+def test_a_file_that_is_not_the_original_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("VAERDICT_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     for name in MD5:
@@ -63,7 +63,7 @@ def fake(n: int = 3000) -> Mnist:
     return Mnist(x[: n - 500], y[: n - 500], x[n - 500 :], y[n - 500 :])
 
 
-def test_the_split_is_into_disjoint_parts():
+def test_the_split_halves_the_images_into_disjoint_parts():
     data = fake()
     split = mnist_split(0, n_labels=90, n_held_out=100, data=data)
     assert len(split.x_test) == 1500
@@ -86,8 +86,8 @@ def test_the_unknown_digit_is_never_labelled_but_is_in_training_and_test():
     assert other.y_labelled.bincount(minlength=10).tolist() == [10] * 3 + [0] + [10] * 6
 
 
-def test_the_held_out_digits_are_as_frequent_as_in_the_training_half():
-    """Chi-square over nine digits at a false-alarm rate of 1e-4; drawn after the labels, rare digits would be few."""
+def test_the_held_out_digits_are_as_frequent_as_in_the_half():
+    """Chi-square over nine digits, false alarms in 1e-4 of cases; rare digits must not be too few."""
     data = fake(30_000)
     split = mnist_split(0, n_labels=900, n_held_out=2000, data=data)
     frequency = torch.cat([data.y_train, data.y_test]).bincount()[:9].double()
@@ -103,14 +103,22 @@ def test_the_split_repeats_with_its_seed():
     assert not torch.equal(one.x_test, other.x_test)
 
 
-def test_invalid_splits_are_refused():
+def test_impossible_splits_are_refused():
     with pytest.raises(SettingError, match="n_labels=100 cannot be spread evenly over 9 digits; use 99 or 108"):
         mnist_split(0, n_labels=100, data=fake())
-    with pytest.raises(SettingError, match="900 labelled images are asked for where"):
+    with pytest.raises(SettingError, match="900 labelled images exceed the"):
         mnist_split(0, n_labels=8100, data=fake())
 
 
-def test_the_original_files():
+def test_the_files_are_hashed_in_order(monkeypatch, tmp_path):
+    monkeypatch.setenv("VAERDICT_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    for name in MD5:
+        (tmp_path / "mnist" / name).write_text(name)
+    assert [part.decode() for part in mnist_files()] == list(MD5)
+
+
+def test_mnist_itself():
     try:
         data = mnist()
     except DataError as error:

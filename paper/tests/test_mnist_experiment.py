@@ -1,4 +1,4 @@
-"""The MNIST experiment at toy size, on images that are no digits: every stage runs and measures what it says."""
+"""The MNIST experiment at toy size, on images that are no digits: every stage runs and is measured correctly."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vaerdict import datasets
 from vaerdict.core import DataError
-from vaerdict.datasets import Mnist
 from vaerdict.models.m1m2 import M1M2, recognition
 from vaerdict.noise import seeded
 from vaerdict_paper.experiments import mnist as experiment
 from vaerdict_paper.experiments import mnist_measure as measure
 from vaerdict_paper.experiments.mnist import PRESETS, Preset, Variant
+from vaerdict_paper.mnist_data import Mnist, mnist
 
 TINY = Preset(
     (Variant("paper", ("VAE", "IWAE", "WW", "CHI"), ("VAE", "IWAE", "WW", "CHI"), epochs=1),),
@@ -53,12 +52,12 @@ def blobs() -> Iterator[Mnist]:
 
 @pytest.fixture(scope="module")
 def result(blobs):
-    return experiment.work(unit(TINY, "paper"))
+    return experiment.work(task(TINY, "paper"))
 
 
-def unit(preset: Preset, stage: str):
-    found = next(u for u in experiment.units(preset) if u["stage"] == stage)
-    return json.loads(json.dumps(found))  # as a worker would get it
+def task(preset: Preset, stage: str):
+    first = next(t for t in experiment.tasks(preset) if t["stage"] == stage)
+    return json.loads(json.dumps(first))  # as a worker receives it
 
 
 def test_a_variant_gives_every_kind_of_row(result):
@@ -67,8 +66,8 @@ def test_a_variant_gives_every_kind_of_row(result):
     }
     pairs = [(r["model"], r["proposal"], r["seed"]) for r in result["cross"]]
     assert len(pairs) == len(set(pairs)) == 4 * 5 * 2
-    assert {r["n_draws"] for r in result["cross"]} == {40}  # equal draws, the mixture's too
-    assert [r["rung"] for r in result["refined"][:4]] == ["encoder", "MIS", "REFINED", "IMPROVED"]
+    assert {r["n_draws"] for r in result["cross"]} == {40}  # equal draws, also of the mixture
+    assert [r["stage"] for r in result["refined"][:4]] == ["encoder", "MIS", "REFINED", "IMPROVED"]
     assert {r["inference"] for r in result["agreement"]} <= {"certified", "not certified"}
     assert {r["rule"] for r in result["decisions"]} == {"conformal 5 %"}
     stages = [s["stage"] for s in result["stages"]]
@@ -78,22 +77,22 @@ def test_a_variant_gives_every_kind_of_row(result):
 
 def test_refined_weights_beat_the_encoder_of_a_hardly_trained_model(result):
     for seed in (0, 1):
-        by_rung = {r["rung"]: r for r in result["refined"] if r["seed"] == seed}
-        assert by_rung["IMPROVED"]["ess"] > by_rung["encoder"]["ess"]
-        assert by_rung["IMPROVED"]["iwelbo"] > by_rung["encoder"]["iwelbo"] - 1
+        by_stage = {r["stage"]: r for r in result["refined"] if r["seed"] == seed}
+        assert by_stage["IMPROVED"]["ess"] > by_stage["encoder"]["ess"]
+        assert by_stage["IMPROVED"]["iwelbo"] > by_stage["encoder"]["iwelbo"] - 1
 
 
 def test_a_free_class_has_its_own_score(blobs):
     free = Variant("free", ("WW",), free=1, relaxed=False, shifts=1, dropout=0.0, epochs=1)
-    result = experiment.work(unit(replace(TINY, variants=(free,), seeds=1), "free"))
+    result = experiment.work(task(replace(TINY, variants=(free,), seeds=1), "free"))
     assert result["models"][0]["n_classes"] == 10
     assert 0 <= result["models"][0]["auprc_free"] <= 1
     assert {r["score"] for r in result["decisions"]} == {"free class"}
     assert result["cross"] == []
 
 
-def test_plain_classifiers_learn_the_labels_with_and_without_shifts(blobs):
-    result = experiment.work(unit(replace(TINY, baseline_epochs=60), "baselines"))
+def test_supervised_classifiers_learn_the_labels_with_and_without_shifts(blobs):
+    result = experiment.work(task(replace(TINY, baseline_epochs=60), "baselines"))
     rows = result["cross"]
     assert {(r["model"], r["shifts"], r["score"]) for r in rows} == {
         (model, shifts, score)
@@ -115,20 +114,20 @@ def test_seeds_have_splits_of_their_own_and_held_out_images_are_no_training_imag
         assert not (split.y_labelled == measure.UNSEEN).any()
 
 
-def test_proposals_start_from_the_models_own_and_keep_their_own_tails():
+def test_proposals_start_from_the_models_own_and_keep_their_tails():
     model = M1M2(784, 9, generator=seeded(0))
-    own = recognition(model, image_shape=(28, 28), generator=seeded(1))
-    member = experiment._started(experiment.fresh_member(model, "CHI", 0, fresh=5), own)
+    start = recognition(model, image_shape=(28, 28), generator=seeded(1))
+    member = experiment._started(experiment.fresh_member(model, "CHI", 0, fresh=5), start)
     assert member.recognition.df is not None
-    for name, value in own.state_dict().items():
+    for name, value in start.state_dict().items():
         torch.testing.assert_close(member.recognition.state_dict()[name], value)
 
 
-def test_absent_data_is_said_plainly(monkeypatch, tmp_path):
+def test_absent_data_raise_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("VAERDICT_DATA", str(tmp_path))
-    monkeypatch.setattr(experiment, "mnist", datasets.mnist)
+    monkeypatch.setattr(experiment, "mnist", mnist)
     with pytest.raises(DataError, match="mnist"):
-        experiment.work(unit(PRESETS["quick"], "baselines"))
+        experiment.work(task(PRESETS["quick"], "baselines"))
 
 
 # ------------------------------------------------------------------------------------------------- measurements
@@ -140,10 +139,10 @@ def test_a_perfect_classifier_scores_one_and_thresholds_come_from_held_out_digit
     assert row["accuracy"] == row["auprc"] == row["auprc_entropy"] == row["auroc"] == 1
     held_out = torch.eye(9).repeat(4, 1)
     (by_max, by_entropy) = measure.rule_rows(held_out, prob, label, 9, estimator="plugin")
-    for found in (by_max, by_entropy):
-        assert found["rejected_unseen"] == 1
-        assert found["rejected_known"] == 0
-        assert found["accuracy_accepted"] == 1
+    for rule in (by_max, by_entropy):
+        assert rule["rejected_unseen"] == 1
+        assert rule["rejected_known"] == 0
+        assert rule["accuracy_accepted"] == 1
 
 
 def test_digits_shown_are_the_clearest_cases():

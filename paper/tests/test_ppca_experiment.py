@@ -8,10 +8,10 @@ import torch
 
 from vaerdict.models.ppca import PPCA
 from vaerdict.proposals import defensive
-from vaerdict.tasks import Run, run_tasks
+from vaerdict.tasks import TaskResults, run_tasks
 from vaerdict.training import Settings
-from vaerdict_paper.experiments import beyond, ppca
-from vaerdict_paper.experiments.ppca import Preset, Problem, measure, preset_of, units, work
+from vaerdict_paper.experiments import ppca, ppca_extensions
+from vaerdict_paper.experiments.ppca import Preset, Problem, measure, preset_of, tasks, work
 
 TINY = Preset(
     seeds=1,
@@ -28,17 +28,17 @@ CROSS_KEYS = {"n_draws", "khat", "mae", "mae_inference", "mae_model", "mae_plugi
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
-    """Every unit of the tiny preset, in the order of `units`."""
+def run(tmp_path_factory) -> TaskResults:
+    """Every task of the tiny preset, in the order of `tasks`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beyond, "CONVERGED", Settings(n_particles=3, epochs=2, score_particles=5))
+        patch.setattr(ppca_extensions, "CONVERGED", Settings(n_particles=3, epochs=2, score_particles=5))
         out = tmp_path_factory.mktemp("ppca")
-        return run_tasks(work, units(TINY), out, resume=False, workers=1)
+        return run_tasks(work, tasks(TINY), out, resume=False, workers=1)
 
 
-def test_units_are_named_by_stage_and_carry_their_preset():
-    every = units(replace(TINY, particles=(3, 4)), seeds=2)
-    assert [(u["stage"], u.get("k"), u["seed"]) for u in every] == [
+def test_tasks_are_named_by_stage_and_hold_their_preset():
+    both = tasks(replace(TINY, particles=(3, 4)), seeds=2)
+    assert [(t["stage"], t.get("k"), t["seed"]) for t in both] == [
         ("grid", 4, 0),
         ("grid", 4, 1),
         ("grid", 3, 0),
@@ -48,9 +48,9 @@ def test_units_are_named_by_stage_and_carry_their_preset():
         ("floors", None, 0),
         ("floors", None, 1),
     ]
-    stored = json.loads(json.dumps(every[0]))
+    stored = json.loads(json.dumps(both[0]))
     assert preset_of(stored) == replace(TINY, particles=(3, 4))
-    assert [u["stage"] for u in units(Preset(seeds=1, particles=(5,), beyond=False))] == ["grid", "floors"]
+    assert [t["stage"] for t in tasks(Preset(seeds=1, particles=(5,), beyond=False))] == ["grid", "floors"]
 
 
 def test_the_grid_has_a_row_for_every_model_and_every_pair(run):
@@ -85,7 +85,7 @@ def test_errors_split_into_those_of_the_model_and_of_the_sampler(run):
         assert len({r["mae_model"] for r in cross if r["model"] == model}) == 1
 
 
-def test_what_goes_beyond_the_paper_is_there(run):
+def test_extensions_of_the_paper_have_their_rows(run):
     result = run.results[1]
     proposals = {r["proposal"] for r in result["cross"]}
     full = {f"{r}{f}" for r in ("IWAE", "WW", "CHI") for f in ("", "-full", "-full-t")}
@@ -128,5 +128,10 @@ def test_measuring_the_exact_posterior_of_the_generator_shows_no_model_error():
     assert row["within_2_mcse"] > 0.9
 
 
-def test_the_papers_numbers_are_there_to_stand_beside_ours():
+def test_the_papers_numbers_are_available():
     assert "ppca" in ppca.published()
+
+
+def test_data_of_every_seed_are_hashed():
+    x = [ppca.Problem.of(TINY, seed).data.x_train for seed in (0, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(ppca.data(TINY, [0, 1]), x, strict=True))

@@ -1,4 +1,4 @@
-"""The rivals: each finds what is planted, states what it is documented to state, and leaves no trace."""
+"""The rivals: each finds planted changes, states what it is documented to state, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -12,18 +12,11 @@ from scipy import stats
 
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import CountData, appendix, donors
+from vaerdict.optional import isolated
 from vaerdict_paper.benchmarks import de
 from vaerdict_paper.experiments import rivals
-from vaerdict_paper.experiments.rivals import (
-    RIVALS,
-    Contrast,
-    Found,
-    isolated,
-    pseudobulk,
-    rival_rows,
-    side_cells,
-    wilcoxon,
-)
+from vaerdict_paper.experiments.genes_contrasts import sample_cells
+from vaerdict_paper.experiments.rivals import RIVALS, RivalAnswer, RivalContrast, pseudobulk, rival_rows, wilcoxon
 
 for package in ("scvi", "scanpy", "pydeseq2"):
     pytest.importorskip(package, reason=f"{package} is not installed (extra `rivals`)")
@@ -36,12 +29,12 @@ def data() -> CountData:
     return appendix(0, n_cells=200, n_genes=30)
 
 
-def contrast_of(data: CountData, n: int | None = None, delta: float = 0.5) -> Contrast:
-    a, b = (side_cells(data.labels, group, n, seed=0) for group in (0, 1))
-    return Contrast(data.counts, a, b, delta, data.donors)
+def contrast_of(data: CountData, n: int | None = None, delta: float = 0.5) -> RivalContrast:
+    a, b = (sample_cells(data.labels, group, n, seed=0) for group in (0, 1))
+    return RivalContrast(data.counts, a, b, delta, data.donors)
 
 
-def test_one_row_a_rival_number_of_cells_and_truth(data):
+def test_one_row_per_rival_number_of_cells_and_truth(data):
     rows = rival_rows(data, n_cells=(None, 20), max_epochs=2)
     names = [name for name in RIVALS if name != "pseudobulk"]  # there are no donors
     keys = [(row["n_cells"], row["model"], row["estimand"]) for row in rows]
@@ -67,24 +60,24 @@ def test_the_same_seed_gives_the_same_answer(data):
 
 def test_wilcoxon_is_the_rank_sum_test_on_log_normalised_counts(data):
     with isolated(0):
-        found = wilcoxon(contrast := contrast_of(data))
+        answer = wilcoxon(contrast := contrast_of(data))
     scaled = data.counts / data.counts.sum(1, keepdim=True)
     p = stats.ranksums(scaled[contrast.a].numpy(), scaled[contrast.b].numpy()).pvalue
     q = torch.as_tensor(stats.false_discovery_control(p))
-    called = found.lfc.abs() >= 0.5
+    called = answer.lfc.abs() >= 0.5
     assert 0 < called.sum() < len(q)
-    assert found.q is not None
-    torch.testing.assert_close(found.q[called], q[called], rtol=0.05, atol=1e-12)
-    assert (found.q[~called] == 1).all()
+    assert answer.q is not None
+    torch.testing.assert_close(answer.q[called], q[called], rtol=0.05, atol=1e-12)
+    assert (answer.q[~called] == 1).all()
 
 
 def test_the_tests_find_large_changes_and_agree_in_direction():
     data = donors(0, n_cells=600, n_genes=40, donor_sd=0.05)
     truth = data.lfc(0, 1)
     with isolated(0):
-        for found in (wilcoxon(contrast_of(data)), pseudobulk(contrast_of(data))):
-            assert torch.corrcoef(torch.stack([found.lfc, truth.double()]))[0, 1] > 0.9
-            assert found.measure(truth, 0.5)["auprc"] > 0.85
+        for answer in (wilcoxon(contrast_of(data)), pseudobulk(contrast_of(data))):
+            assert torch.corrcoef(torch.stack([answer.lfc, truth.double()]))[0, 1] > 0.9
+            assert answer.measure(truth, 0.5)["auprc"] > 0.85
     assert "pseudobulk" in {row["model"] for row in rival_rows(data, names=["pseudobulk"])}
 
 
@@ -100,29 +93,29 @@ def test_pseudobulk_sums_the_cells_of_each_donor_in_the_contrast():
 
 
 def test_an_adjusted_p_value_is_the_fdr_stated_of_the_genes_up_to_it():
-    found = Found(torch.tensor([3.0, 2.0, 0.1, 1.0]), q=torch.tensor([0.01, 0.02, 0.9, 0.04]))
-    row = found.measure(torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.5)
+    answer = RivalAnswer(torch.tensor([3.0, 2.0, 0.1, 1.0]), q=torch.tensor([0.01, 0.02, 0.9, 0.04]))
+    row = answer.measure(torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.5)
     assert row["n_called_05"] == 3
     assert row["fdp_05"] == pytest.approx(1 / 3)
     assert row["fdr_mae"] == pytest.approx(100 * (0.01 + 0.02 + (1 / 3 - 0.04) + (0.9 - 0.5)) / 4)
 
 
 def test_probabilities_are_measured_as_probabilities():
-    found = Found(torch.tensor([3.0, 1.0]), prob=torch.tensor([0.9, 0.5]))
-    assert found.measure(torch.tensor([1.0, 1.0]), 0.5)["fdr_mae"] == pytest.approx(100 * (0.1 + 0.3) / 2)
+    answer = RivalAnswer(torch.tensor([3.0, 1.0]), prob=torch.tensor([0.9, 0.5]))
+    assert answer.measure(torch.tensor([1.0, 1.0]), 0.5)["fdr_mae"] == pytest.approx(100 * (0.1 + 0.3) / 2)
 
 
-def test_cells_of_a_side_are_some_of_the_group():
+def test_sampled_cells_are_of_the_group():
     labels = torch.tensor([0, 1, 0, 1, 0, 0])
-    assert side_cells(labels, 0, None, seed=0).tolist() == [0, 2, 4, 5]
-    some = side_cells(labels, 0, 2, seed=0)
-    assert len(set(some.tolist())) == 2
-    assert set(some.tolist()) <= {0, 2, 4, 5}
-    with pytest.raises(SettingError, match="n_cells=3 of group 1 were asked for, it has 2"):
-        side_cells(labels, 1, 3, seed=0)
+    assert sample_cells(labels, 0, None, seed=0).tolist() == [0, 2, 4, 5]
+    sample = sample_cells(labels, 0, 2, seed=0)
+    assert len(set(sample.tolist())) == 2
+    assert set(sample.tolist()) <= {0, 2, 4, 5}
+    with pytest.raises(SettingError, match="n_cells=3 exceeds the 2 cells of group 1"):
+        sample_cells(labels, 1, 3, seed=0)
 
 
-def test_contained_code_leaves_no_trace():
+def test_isolated_code_leaves_no_trace():
     noisy = logging.getLogger("scvi")
     before, level = np.random.get_state(), noisy.level  # noqa: NPY002
     drawn, threads = [], torch.get_num_threads()
@@ -150,18 +143,18 @@ def test_unknown_rivals_and_missing_packages_are_named(data, monkeypatch):
         rival_rows(data, names=["wilcoxon"])
 
 
-def test_the_benchmark_sets_ours_beside_the_importance_mode():
+def test_the_benchmark_compares_ours_with_the_importance_mode():
     rows = de.run(quick=True)
     theirs = ["scvi-uniform", "scvi-importance", "scvi-importance, 100 anchors"]
     assert [row["method"] for row in rows] == [*theirs, *["refined"] * 4]
-    asked = [("centred", 25), ("centred", 100), ("proportion", 25), ("pair", 100)]
-    assert [(row["estimand"], row["lfc_draws"]) for row in rows[3:]] == asked
+    cases = [("centred", 25), ("centred", 100), ("proportion", 25), ("pair", 100)]
+    assert [(row["estimand"], row["lfc_draws"]) for row in rows[3:]] == cases
     peer = rows[1]
     assert peer["ratio"] == 1
     for row in rows:
         assert row["ratio"] == pytest.approx(peer["cpu_s"] / row["cpu_s"])
         assert 0 <= row["fdr_mae"] <= 100
-    assert peer["latents"] == 5100  # a hundred cells a side, 51 latents each
+    assert peer["latents"] == 5100  # a hundred cells per group, 51 latents each
     assert [row["latents"] for row in rows[3:]] == [2500, 10_000, 2500, 10_000]
     assert rows[3]["khat"] < peer["khat"]
     assert rows[3]["ess_share"] > 2 * peer["ess_share"]

@@ -317,7 +317,7 @@ def test_categorical_divergences_by_hand():
     assert reverse.item() == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5))
     assert forward.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
     assert chi_square.item() == pytest.approx(0.25 / 0.25 + 0.25 / 0.75 - 1)
-    with pytest.raises(SettingError, match="q is no probability"):
+    with pytest.raises(SettingError, match="q is not a probability"):
         categorical_divergences(p, 2 * q)
     with pytest.raises(SettingError, match="label=3"):
         divergences_under_certainty(p, torch.tensor([0.1]), label=3)

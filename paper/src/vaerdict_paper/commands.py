@@ -29,17 +29,17 @@ def reproduce(
     preset: Annotated[
         str, typer.Option(help="quick (minutes) or paper (everything); mnist also has best, genes also has rivals.")
     ] = "quick",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, if not the preset's.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run into --out was stopped.")] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="With ppca: also show what the released code did.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one a core by default.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, if not that of the preset.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="With ppca: also audit the paper's released code.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes; one per core by default.")] = None,
     device: Device = "auto",
     engine: EngineName = "local",
     address: Address = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; runs/NAME by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce the paper's experiments, beside the published numbers and the statistical floors."""
+    """Reproduce the paper's experiments, with the published numbers and statistical floors beside ours."""
     from vaerdict.report import load, text, write_page
     from vaerdict_paper.experiments.reproduce import EXPERIMENTS, reproduce
 
@@ -65,42 +65,45 @@ def reproduce(
 
 def bench(
     name: Annotated[
-        str, typer.Argument(help="psis, ppca, samplers, ladder, counts, de, borrow, scaling, gpu, million or all.")
+        str, typer.Argument(help="psis, ppca, samplers, escalation, counts, de, borrow, scaling, gpu, million or all.")
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
-    source: Annotated[
-        Path | None, typer.Option("--against", help="src of another checkout: time its version beside this one.")
+    checkout: Annotated[
+        Path | None, typer.Option("--against", help="Root of another checkout: time its version beside this one.")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="How often each version runs, with --against.")] = 3,
+    repeats: Annotated[int, typer.Option(help="With --against: runs of each version.")] = 3,
     out: Out = Path("runs/bench"),
     as_json: Json = False,
 ) -> None:
-    """Measure speed as a ratio against a peer, both timed in this run, and how costs grow."""
-    from vaerdict.io import write_json
+    """Measure speed as a ratio to a peer timed in the same run, and cost as a function of size."""
     from vaerdict.report import load, text, write_page
-    from vaerdict_paper.benchmarks import BENCHMARKS, against, run, unfit
+    from vaerdict_paper.benchmarks import BENCHMARKS, against, run, unavailable, write_result
     from vaerdict_paper.pages.bench import text as tables
 
-    def show(result: dict[str, Any], name: str) -> None:
-        write_json(out / f"{name}.json", result)
+    def show(name: str, result: dict[str, Any]) -> None:
+        write_result(out, name, result)
         print_json(result) if as_json else screen.print(tables(result), markup=False, highlight=False, soft_wrap=True)
 
-    every = name == "all"
-    if source is not None:
-        for each in against.known(source) if every else [name]:
+    if checkout is not None:
+        for each in against.shared_benchmarks(checkout) if name == "all" else [name]:
             with progress_bar() as progress:
-                result = against.run(each, source, repeats=repeats, quick=quick, progress=progress)
-            show(result, f"against-{each}")
+                result = against.run(each, checkout, repeats=repeats, quick=quick, progress=progress)
+            show(f"against-{each}", result)
         return
-    for each in BENCHMARKS if every else [name]:
-        reason = unfit(each) if every else None
+    for each in BENCHMARKS if name == "all" else [name]:
+        reason = unavailable(each) if name == "all" else None
         if reason is not None:
-            messages.print(f"{each} is left out: it {reason}.", markup=False)
+            messages.print(f"{each} is skipped: it {reason}.", markup=False)
             continue
         with progress_bar() as progress:
-            result = run(each, quick=quick, progress=progress, keep=partial(write_json, out / f"{each}.json"))
-        show(result, each)
-    if every and not as_json:
-        write_json(out / "results.json", {"experiment": "bench"})
+            result = run(each, quick=quick, progress=progress, save=partial(write_result, out, each))
+        show(each, result)
+    if name == "all":
         document = load(out)
-        print_text(text(document, most=1), write_page(document, out))
+        page = write_page(document, out)
+        if not as_json:
+            print_text(text(document, 1), page)
+
+
+reproduce.epilog = "Example:  vaerdict reproduce ppca --preset quick --out runs/ppca"  # type: ignore[attr-defined]
+bench.epilog = "Example:  vaerdict bench psis --quick"  # type: ignore[attr-defined]

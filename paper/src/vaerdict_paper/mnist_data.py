@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,10 +42,10 @@ class Mnist(NamedTuple):
 
 
 class MnistSplit(NamedTuple):
-    """The semi-supervised problem: nine known digits, few labels, and a digit that is never named.
+    """The semi-supervised problem: nine known digits, few labels, and a digit that is never labelled.
 
-    `labelled` indexes the rows of `x_train` whose digits `y_labelled` are known. The held-out images have digits
-    among the known ones and take no part in training: thresholds and calibration are chosen on them.
+    `labelled` indexes the rows of `x_train` whose digits `y_labelled` are given. The held-out images show known digits
+    and are not used for training; thresholds and calibration are chosen on them.
 
     Shapes: ``x_train (n, 784)``, ``labelled (n_labels,)``, ``y_labelled (n_labels,)``,
     ``x_held_out (n_held_out, 784)``, ``y_held_out (n_held_out,)``, ``x_test (m, 784)``, ``y_test (m,)``.
@@ -60,7 +61,7 @@ class MnistSplit(NamedTuple):
 
 
 def mnist() -> Mnist:
-    """MNIST from the data folder, ``mnist/*.gz``, its checksums verified."""
+    """MNIST from ``mnist/*.gz`` in the data folder, with verified checksums."""
     x_train, y_train, x_test, y_test = (_read(name) for name in MD5)
     return Mnist(_pixels(x_train), y_train.long(), _pixels(x_test), y_test.long())
 
@@ -68,15 +69,28 @@ def mnist() -> Mnist:
 def mnist_split(
     seed: int = 0, *, n_labels: int = 1494, n_held_out: int = 500, unknown: int = 9, data: Mnist | None = None
 ) -> MnistSplit:
-    """The paper's set-up: all images shuffled by `seed`, halved, a few labels of every digit but the `unknown` one.
+    """The paper's split: all images shuffled by `seed` and halved, with a few labels of every known digit.
 
-    Labels are spread evenly over the known digits (1,494 as in the released split; the paper says about 1,500). The
-    `n_held_out` further labelled images of known digits leave the training half, which the paper does not do: it
-    chose its thresholds in sight of the test images.
+    Unlike in the paper, which chose its thresholds on test images, `n_held_out` labelled images of known digits are
+    taken out of the training half.
+
+    Parameters
+    ----------
+    seed
+        The seed of the shuffle.
+    n_labels
+        Labels in the training half, spread evenly over the known digits; 1,494 as in the released split (the paper
+        says about 1,500).
+    n_held_out
+        Labelled images of known digits outside of training and test.
+    unknown
+        The digit without labels.
+    data
+        The images; those of `mnist` by default.
     """
-    whole = mnist() if data is None else data
+    data = mnist() if data is None else data
     generator = seeded(seed)
-    x, y = torch.cat([whole.x_train, whole.x_test]), torch.cat([whole.y_train, whole.y_test])
+    x, y = torch.cat([data.x_train, data.x_test]), torch.cat([data.y_train, data.y_test])
     order = torch.randperm(len(x), generator=generator)
     train, test = order[: len(x) // 2], order[len(x) // 2 :]
     known = [digit for digit in y.unique().tolist() if digit != unknown]
@@ -86,8 +100,8 @@ def mnist_split(
             f"n_labels={n_labels} cannot be spread evenly over {len(known)} digits; "
             f"use {few * len(known)} or {many * len(known)}."
         )
-    # the half is in random order, so that the first that qualify are a random choice; taken after the labels, which
-    # reach further down for rare digits, the held-out ones would not be
+    # the half is in random order, so the first images that qualify are a random choice; after the labels, which reach
+    # further down for rare digits, the held-out images would not be one
     held_out = _first(train, y[train] != unknown, n_held_out)
     train = train[~torch.isin(train, held_out)]
     chosen = torch.cat([_first(train, y[train] == digit, n_labels // len(known)) for digit in known])
@@ -96,19 +110,28 @@ def mnist_split(
 
 
 def _first(index: Tensor, mask: Tensor, n: int) -> Tensor:
-    found = index[mask]
-    if len(found) < n:
-        raise SettingError(f"{n} labelled images are asked for where {len(found)} are left; ask for fewer.")
-    return found[:n]
+    candidates = index[mask]
+    if len(candidates) < n:
+        raise SettingError(f"{n} labelled images exceed the {len(candidates)} that are left; use fewer.")
+    return candidates[:n]
 
 
 def _read(name: str) -> Tensor:
-    """One idx file as bytes; what is not the original file is refused. Shapes: as its header says."""
-    packed = find_data(f"mnist/{name}", source=_SOURCE).read_bytes()
-    found = hashlib.md5(packed, usedforsecurity=False).hexdigest()
-    if found != MD5[name]:
-        raise DataError(f"mnist/{name} has MD5 {found}, the original {MD5[name]}; get it anew from {_SOURCE}.")
+    """One idx file; raises `DataError` if it is not the original one. Shapes: as in its header."""
+    packed = _packed(name)
+    digest = hashlib.md5(packed, usedforsecurity=False).hexdigest()
+    if digest != MD5[name]:
+        raise DataError(f"mnist/{name} has MD5 {digest}, the original {MD5[name]}; download it again from {_SOURCE}.")
     return read_idx(gzip.decompress(packed))
+
+
+def mnist_files() -> Iterator[bytes]:
+    """The contents of the four files, for the hash in the manifest."""
+    return map(_packed, MD5)
+
+
+def _packed(name: str) -> bytes:
+    return find_data(f"mnist/{name}", source=_SOURCE).read_bytes()
 
 
 def read_idx(raw: bytes) -> Tensor:
@@ -134,11 +157,10 @@ def data_folder() -> Path:
 
 
 def find_data(name: str, *, source: str) -> Path:
-    """The file `name` of the data folder; where it is absent, an error says so and names its public `source`."""
+    """The file `name` of the data folder; if it is absent, the error names its public `source`."""
     path = data_folder() / name
     if not path.is_file():
         raise DataError(
-            f"{path} is not there; get it from {source} and put it there, "
-            f"or set VAERDICT_DATA to the folder that holds {name}."
+            f"{path} does not exist; download it from {source}, or set VAERDICT_DATA to the folder that holds {name}."
         )
     return path

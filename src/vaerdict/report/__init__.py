@@ -1,6 +1,7 @@
-"""Result files to tables, figures and one self-contained web page: a framework that knows no experiment."""
+"""A framework for reports: result files to tables, figures and one self-contained web page."""
 
 from vaerdict.report.document import brief, markdown, text
-from vaerdict.report.render import load, read_record, read_run, render, well_formed, write_page
+from vaerdict.report.records import read_record, read_run, well_formed
+from vaerdict.report.render import load, render, write_page
 
 __all__ = ["brief", "load", "markdown", "read_record", "read_run", "render", "text", "well_formed", "write_page"]

@@ -1,14 +1,13 @@
-"""A report as data: words first, then sections of text, claims, tables and pictures; as Markdown and plain text."""
+"""A report as data: a summary, then sections of text, statements, tables and pictures; as Markdown and plain text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vaerdict.report import tables
-from vaerdict.report.claims import Claim
 from vaerdict.report.tables import Table, markdown_text
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure still to be drawn, with the words for those who do not see it."""
+    """A figure to be drawn, with the text for readers who do not see it."""
 
     name: str
     caption: str
@@ -27,13 +26,40 @@ class Picture:
 
 @dataclass(frozen=True)
 class Live:
-    """Markup that the document's own script brings to life; only a page shows it."""
+    """Interactive markup driven by the document's own script; only a page shows it."""
 
     html: str
 
 
-Block = str | Table | Picture | Live | Sequence[Claim]
-"""A paragraph, a table, a picture, something to touch or a list of claims."""
+class Statement(Protocol):
+    """A sentence with a verdict and the lines of evidence behind it.
+
+    `tone` is ``good``, ``bad`` or ``open``: the colour and symbol of the verdict's badge.
+    """
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        ...
+
+    @property
+    def verdict(self) -> str:
+        """A few words on whether it is true."""
+        ...
+
+    @property
+    def tone(self) -> str:
+        """How the verdict is shown."""
+        ...
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The evidence."""
+        ...
+
+
+Block = str | Table | Picture | Live | Sequence[Statement]
+"""A paragraph, a table, a picture, interactive markup or a list of statements."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +72,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report. `summary` is the verdict in words, `manifest` what produced the results.
+    """A whole report. `summary` holds the main findings in sentences, `manifest` what produced the results.
 
-    `style` and `script` are added to the page's own, for its live blocks.
+    `style` and `script` are appended to those of the page, for its interactive blocks.
     """
 
     title: str
@@ -59,33 +85,48 @@ class Document:
     script: str = ""
 
     def pictures(self) -> list[Picture]:
-        """All pictures, in order."""
-        return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
+        """All pictures, in order of appearance."""
+        return [block for block in _blocks(self.sections) if isinstance(block, Picture)]
+
+
+def present(sections: Sequence[tuple[str, Sequence[Block | None]]]) -> list[Section]:
+    """Sections from headings and blocks; blocks that are None or empty are left out, and so are empty sections."""
+    nonempty = [(heading, [block for block in blocks if block]) for heading, blocks in sections]
+    return [Section(heading, blocks) for heading, blocks in nonempty if blocks]
 
 
 def slug(name: str) -> str:
-    """A name as part of a file name or of an id: letters, digits and hyphens alone."""
+    """A name as part of a file name or an id: letters, digits and hyphens only."""
     return re.sub(r"[^0-9A-Za-z]+", "-", name).strip("-")[:60] or "unnamed"
 
 
 def markdown(document: Document) -> str:
-    """The summary, the claims and the tables that are not details, for a README."""
-    blocks = [block for section in document.sections for block in section.blocks]
-    parts = [_markdown_block(block) for block in blocks]
+    """The summary, the statements and the tables that are not details."""
+    parts = [_markdown_block(block) for block in _blocks(document.sections)]
     return "\n\n".join([*map(markdown_text, document.summary), *filter(None, parts)])
 
 
 def brief(document: Document) -> str:
-    """The summary, the first claims with their verdicts alone, and the first table that is no detail, in Markdown.
+    """The summary, the first statements with their verdicts, and the first table that is no detail, in Markdown.
 
-    The table stands folded where there are claims to read instead.
+    The table is folded if there are statements.
     """
-    blocks = [block for section in document.sections for block in section.blocks]
-    claims = next((b for b in blocks if not isinstance(b, (str, Picture, Live, Table)) and b), ())
+    blocks = _blocks(document.sections)
+    statements = next((b for b in blocks if not isinstance(b, (str, Picture, Live, Table)) and b), ())
     table = next((b for b in blocks if isinstance(b, Table) and not b.detail), None)
-    verdicts = "\n".join(f"- **{c.word}**: {markdown_text(c.text)}" for c in claims)
-    shown = "" if table is None else tables.markdown(table, folded=bool(claims))
+    verdicts = "\n".join(f"- **{s.verdict}**: {markdown_text(s.text)}" for s in statements)
+    shown = "" if table is None else tables.markdown(table, folded=bool(statements))
     return "\n\n".join(filter(None, [*map(markdown_text, document.summary), verdicts, shown]))
+
+
+def text(document: Document, n_sections: int | None = None) -> str:
+    """The summary, the statements and the tables that are not details, for a terminal; all sections by default."""
+    parts = [_plain_block(block) for block in _blocks(document.sections[:n_sections])]
+    return tables.printable("\n\n".join([document.title, *document.summary, *filter(None, parts)]))
+
+
+def _blocks(sections: Sequence[Section]) -> list[Block]:
+    return [block for section in sections for block in section.blocks]
 
 
 def _markdown_block(block: Block) -> str:
@@ -93,17 +134,10 @@ def _markdown_block(block: Block) -> str:
         return ""
     if isinstance(block, Table):
         return "" if block.detail else tables.markdown(block)
-    lines = [
-        f"| {markdown_text(c.text)} | **{c.word}** | {'<br>'.join(map(markdown_text, _sentences(c)))} |" for c in block
+    rows = [
+        f"| {markdown_text(s.text)} | **{s.verdict}** | {'<br>'.join(map(markdown_text, s.lines))} |" for s in block
     ]
-    return "\n".join(["| claim | verdict | evidence |", "|---|---|---|", *lines]) if lines else ""
-
-
-def text(document: Document, most: int | None = None) -> str:
-    """The summary, the claims and the tables that are not details, for a terminal; of at `most` so many sections."""
-    blocks = [block for section in document.sections[:most] for block in section.blocks]
-    parts = [_plain_block(block) for block in blocks]
-    return tables.printable("\n\n".join([document.title, *document.summary, *filter(None, parts)]))
+    return "\n".join(["| claim | verdict | evidence |", "|---|---|---|", *rows]) if rows else ""
 
 
 def _plain_block(block: Block) -> str:
@@ -111,10 +145,4 @@ def _plain_block(block: Block) -> str:
         return ""
     if isinstance(block, Table):
         return "" if block.detail else tables.plain(block)
-    return "\n".join(
-        f"{claim.word.upper()}: {claim.text}" + "".join(f"\n    {s}" for s in _sentences(claim)) for claim in block
-    )
-
-
-def _sentences(claim: Claim) -> list[str]:
-    return [*(evidence.sentence for evidence in claim.evidence), *([claim.note] if claim.note else [])]
+    return "\n".join(f"{s.verdict.upper()}: {s.text}" + "".join(f"\n    {line}" for line in s.lines) for s in block)

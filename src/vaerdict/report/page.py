@@ -1,4 +1,4 @@
-"""One self-contained web page from a document: it opens offline, loads nothing, and prints every string escaped."""
+"""One self-contained web page from a document: it opens offline, loads nothing, and escapes every string."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import base64
 import hashlib
 import html
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
-from vaerdict.report.assets import SCRIPT, STYLE
-from vaerdict.report.claims import Claim
-from vaerdict.report.document import Block, Document, Live, Picture, Section, slug
+from vaerdict.report.document import Block, Document, Live, Picture, Section, Statement, slug
 from vaerdict.report.tables import Column, Table, Value, is_best, printable
 
-_SYMBOLS = {"holds": "✓", "does not hold": "✗", "not resolved": "?", "not run": "\N{EN DASH}"}
+_SYMBOLS = {"good": "✓", "bad": "✗", "open": "?"}
 
 
 def page(document: Document, drawings: Mapping[str, str]) -> str:
-    """The page as HTML. `drawings` holds the SVG of each picture by its name."""
+    """The page as HTML. `drawings` holds the SVG of each picture by the picture's name."""
     sections = "\n".join(_section(section, drawings) for section in document.sections)
-    summary = "\n".join(f"<p>{text(words)}</p>" for words in document.summary)
-    script = "\n".join(filter(None, (SCRIPT, document.script)))
+    summary = "\n".join(f"<p>{text(sentence)}</p>" for sentence in document.summary)
+    script = "\n".join(filter(None, (_asset("page.js"), document.script)))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -28,7 +27,7 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
 <title>{text(document.title)}</title>
-<style>{STYLE}{document.style}</style>
+<style>{_asset("page.css")}{document.style}</style>
 </head>
 <body>
 <main>
@@ -45,13 +44,17 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 """
 
 
+def _asset(name: str) -> str:
+    return (files("vaerdict.report") / name).read_text(encoding="utf-8").strip()
+
+
 def text(value: Any) -> str:
-    """Any value as text that HTML prints as it is; control characters become the replacement character."""
+    """Any value as text that HTML prints literally; control characters become the replacement character."""
     return html.escape(printable(str(value)), quote=True)
 
 
 def _policy(script: str) -> str:
-    """Nothing may be loaded, images stand in the page itself, and no script runs but our own."""
+    """Content security policy: nothing is loaded, images are part of the page, only this script runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
@@ -71,15 +74,14 @@ def _block(block: Block, drawings: Mapping[str, str]) -> str:
     if isinstance(block, Picture):
         caption = f"<figcaption>{text(block.caption)}</figcaption>"
         return f'<figure class="picture">\n{caption}\n{drawings[block.name]}\n</figure>'
-    return '<ul class="claims">\n' + "\n".join(map(_claim, block)) + "\n</ul>"
+    return '<ul class="statements">\n' + "\n".join(map(_statement, block)) + "\n</ul>"
 
 
-def _claim(claim: Claim) -> str:
-    kind = claim.word.replace(" ", "-")
-    badge = f'<span class="word {kind}"><span aria-hidden="true">{_SYMBOLS[claim.word]}</span> {claim.word}</span>'
-    lines = [*(evidence.sentence for evidence in claim.evidence), *([claim.note] if claim.note else [])]
-    evidence = "".join(f'<p class="evidence">{text(line)}</p>' for line in lines)
-    return f"<li><p>{badge} {text(claim.text)}</p>{evidence}</li>"
+def _statement(statement: Statement) -> str:
+    symbol = f'<span aria-hidden="true">{_SYMBOLS[statement.tone]}</span>'
+    badge = f'<span class="verdict {statement.tone}">{symbol} {text(statement.verdict)}</span>'
+    evidence = "".join(f'<p class="evidence">{text(line)}</p>' for line in statement.lines)
+    return f"<li><p>{badge} {text(statement.text)}</p>{evidence}</li>"
 
 
 def _table(table: Table) -> str:
@@ -105,29 +107,29 @@ def _table_row(row: dict[str, Any], table: Table) -> str:
     first, *rest = table.columns
     cells = "".join(_cell(row.get(column.key), column) for column in rest)
     name = row.get(first.key)
-    return f'<tr><th scope="row" data-v="{text(_order(name))}">{text(first.text(name))}</th>{cells}</tr>'
+    return f'<tr><th scope="row" data-v="{text(_sort_key(name))}">{text(first.text(name))}</th>{cells}</tr>'
 
 
 def _cell(cell: Any, column: Column) -> str:
     kind = ' class="best"' if is_best(cell) else ' class="text"' if isinstance(cell, str) else ""
-    return f'<td{kind} data-v="{text(_order(cell))}">{text(column.text(cell))}</td>'
+    return f'<td{kind} data-v="{text(_sort_key(cell))}">{text(column.text(cell))}</td>'
 
 
-def _order(cell: Any) -> Any:
-    """What the column is sorted by."""
+def _sort_key(cell: Any) -> Any:
+    """The value that the column is sorted by."""
     return "" if cell is None else cell.value if isinstance(cell, Value) else cell
 
 
 def _manifest(manifest: dict[str, Any] | None) -> str:
     if manifest is None:
-        return '<p class="note">No manifest.json lay beside these results, so what produced them is not known.</p>'
+        return '<p class="note">These results have no manifest.json, so what produced them is not known.</p>'
     rows = [{"what": key, "value": flat(value)} for key, value in manifest.items()]
     columns = (Column("what", "item"), Column("value", "value"))
     return _table(Table("manifest", "What produced these results", columns, rows, detail=True))
 
 
 def flat(value: Any) -> str:
-    """A setting, however nested, in one line."""
+    """A setting, possibly nested, in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {flat(part)}" for key, part in value.items())
     if isinstance(value, list):

@@ -1,17 +1,18 @@
-"""Tables as data: columns that know how to print, rows of plain values, rendered to HTML, Markdown and plain text."""
+"""Tables as data: columns that know how to print, rows of plain values, rendered to Markdown and plain text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-from vaerdict.report.summary import Row, Summary, mean_of, number
-
 ABSENT = "\N{EN DASH}"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+Pick = Callable[..., Any]
+"""`min` or `max`: which value is the best."""
 
 
 class Value(NamedTuple):
@@ -25,7 +26,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """How the values under one heading print: `scale` times the number, to so many digits."""
+    """How the values under one heading print: `scale` times the number, to `digits` decimals."""
 
     key: str
     title: str
@@ -50,7 +51,7 @@ class Column:
 class Table:
     """Rows under headings with a caption; the first column names the row.
 
-    A `detail` stands folded on the page and is left out of the README.
+    A `detail` is collapsed on the page and left out of Markdown and plain text.
     """
 
     name: str
@@ -60,25 +61,12 @@ class Table:
     note: str = ""
     detail: bool = False
 
-    def texts(self) -> list[list[str]]:
-        """Every cell as text, one list a row."""
-        return [[column.text(row.get(column.key)) for column in self.columns] for row in self.rows]
+    def cells(self) -> list[list[tuple[str, bool]]]:
+        """The text of every cell and whether it is the best of its kind, one list per row."""
+        return [[(c.text(value := row.get(c.key)), is_best(value)) for c in self.columns] for row in self.rows]
 
 
-def cell(summary: Summary | None) -> Value | None:
-    """Mean ± standard deviation, with the count where some values were missing."""
-    if summary is None:
-        return None
-    remark = f" ({summary.missing} missing)" if summary.missing else ""
-    return Value(summary.mean, summary.sd, remark)
-
-
-def cells(rows: Sequence[Row], columns: Iterable[Column]) -> dict[str, Value | None]:
-    """Every column's key over seeds, as cells of one row."""
-    return {column.key: cell(mean_of(rows, column.key)) for column in columns}
-
-
-def mark(cells: dict[str, Any], pick: Callable[[Iterable[float]], float] = min) -> dict[str, Any]:
+def mark(cells: dict[str, Any], pick: Pick = min) -> dict[str, Any]:
     """The cells with the best number among them marked."""
     numbers = {key: value.value for key, value in cells.items() if isinstance(value, Value)}
     if len(numbers) < 2:
@@ -87,54 +75,45 @@ def mark(cells: dict[str, Any], pick: Callable[[Iterable[float]], float] = min) 
     return {key: v._replace(best=numbers[key] == best) if key in numbers else v for key, v in cells.items()}
 
 
-def mark_column(
-    rows: Sequence[dict[str, Any]], key: str, pick: Callable[[Iterable[float]], float] = min
-) -> list[dict[str, Any]]:
+def mark_column(rows: Sequence[dict[str, Any]], key: str, pick: Pick = min) -> list[dict[str, Any]]:
     """The rows with the best number under `key` marked."""
     marked = mark({str(index): row.get(key) for index, row in enumerate(rows)}, pick)
     return [{**row, key: marked[str(index)]} for index, row in enumerate(rows)]
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """The printed cells with their widths, for plain text."""
-
-    header: list[str]
-    rows: list[list[str]]
-    widths: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        columns = zip(self.header, *self.rows, strict=True)
-        object.__setattr__(self, "widths", [max(map(len, column)) for column in columns])
-
-    def line(self, texts: list[str]) -> str:
-        first, *rest = [
-            t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(texts, self.widths, strict=True))
-        ]
-        return "  ".join([first, *rest]).rstrip()
+def is_best(cell: Any) -> bool:
+    """Whether a cell is marked as the best of its kind."""
+    return isinstance(cell, Value) and cell.best
 
 
+def number(value: float, digits: int, *, signed: bool = False) -> str:
+    """A number in print, with a true minus sign."""
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+# --------------------------------------------------------------------------------------------------------- forms
 def plain(table: Table) -> str:
     """The table as aligned text; a star marks the best."""
-    starred = [
-        [text + "*" * is_best(row.get(column.key)) for text, column in zip(texts, table.columns, strict=True)]
-        for texts, row in zip(table.texts(), table.rows, strict=True)
-    ]
-    grid = _Grid([column.title for column in table.columns], starred)
-    rule = "-" * len(grid.line(["-" * w for w in grid.widths]))
-    lines = [table.caption, "", grid.line(grid.header), rule, *map(grid.line, grid.rows)]
+    header = [column.title for column in table.columns]
+    body = [[text + "*" * best for text, best in row] for row in table.cells()]
+    widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    lines = [table.caption, "", _aligned(header, widths), rule, *(_aligned(row, widths) for row in body)]
     return "\n".join([*lines, *([table.note] if table.note else [])])
+
+
+def _aligned(texts: Sequence[str], widths: Iterable[int]) -> str:
+    """One line of text; the first column is aligned to the left, the others to the right."""
+    padded = [t.rjust(w) if i else t.ljust(w) for i, (t, w) in enumerate(zip(texts, widths, strict=True))]
+    return "  ".join(padded).rstrip()
 
 
 def markdown(table: Table, *, folded: bool = False) -> str:
     """The table in GitHub's Markdown, the best in bold; `folded` it shows its caption until it is clicked."""
-    header = [column.title for column in table.columns]
+    header = [_pipe(column.title) for column in table.columns]
     align = ["---", *(["---:"] * (len(header) - 1))]
-    body = [
-        [f"**{_pipe(t)}**" if is_best(row.get(c.key)) else _pipe(t) for t, c in zip(texts, table.columns, strict=True)]
-        for texts, row in zip(table.texts(), table.rows, strict=True)
-    ]
-    lines = ["| " + " | ".join(cells) + " |" for cells in ([_pipe(h) for h in header], align, *body)]
+    body = [[f"**{_pipe(text)}**" if best else _pipe(text) for text, best in row] for row in table.cells()]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (header, align, *body)]
     note = ["", f"<sub>{markdown_text(table.note)}</sub>"] if table.note else []
     if folded:
         title = f"<details><summary>{escape(printable(table.caption), quote=False)}</summary>"
@@ -143,22 +122,17 @@ def markdown(table: Table, *, folded: bool = False) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced, so that neither a terminal nor a browser obeys them."""
+    """The text with control characters replaced, so that no terminal or browser acts on them."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def markdown_text(text: str) -> str:
-    """Text that Markdown will print as it is."""
+    """Text that Markdown prints literally."""
     text = escape(" ".join(printable(text).split()), quote=False)
-    for mark_ in ("\\", "`", "*", "_", "[", "]"):
-        text = text.replace(mark_, "\\" + mark_)
+    for character in ("\\", "`", "*", "_", "[", "]"):
+        text = text.replace(character, "\\" + character)
     return text
 
 
 def _pipe(text: str) -> str:
     return markdown_text(text).replace("|", "\\|")
-
-
-def is_best(cell: Any) -> bool:
-    """Whether a cell is marked."""
-    return isinstance(cell, Value) and cell.best

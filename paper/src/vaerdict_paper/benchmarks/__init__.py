@@ -1,46 +1,53 @@
-"""Benchmarks: speeds as ratios against peers timed in the same run, costs as they grow, and what bounds them."""
+"""Benchmarks: speeds as ratios to peers timed in the same run, costs as a function of size, and their limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vaerdict.core import Progress, SettingError, silent
-from vaerdict.io import hardware, versions
+from vaerdict.io import hardware, versions, write_json
 
-BENCHMARKS = ("psis", "ppca", "samplers", "ladder", "counts", "de", "borrow", "scaling", "gpu", "million")
+BENCHMARKS = ("psis", "ppca", "samplers", "escalation", "counts", "de", "borrow", "scaling", "gpu", "million")
 
-Keep = Callable[[dict[str, Any]], None]
-"""Is given the result so far after every row, for a run that may be cut short."""
+Save = Callable[[dict[str, Any]], None]
+"""Receives the result so far after every row, for a run that may be interrupted."""
 
 
-def run(name: str, *, quick: bool = False, progress: Progress = silent, keep: Keep | None = None) -> dict[str, Any]:
-    """Run one benchmark and return its rows with the machine and versions they hold for.
+def run(name: str, *, quick: bool = False, progress: Progress = silent, save: Save | None = None) -> dict[str, Any]:
+    """Run one benchmark and return its rows with the machine and the versions of packages.
 
-    ``complete`` is false in what `keep` is given before the last row.
+    ``complete`` is false in the results that `save` receives.
     """
     module = _module(name)
     about = {"benchmark": name, "quick": quick, "hardware": hardware(), "versions": versions() | _peers(module)}
     rows: list[dict[str, Any]] = []
     for row in module.run(quick=quick, progress=progress):
         rows.append(row)
-        if keep is not None:
-            keep({**about, "complete": False, "rows": rows})
+        if save is not None:
+            save({**about, "complete": False, "rows": rows})
     return {**about, "complete": True, "rows": rows}
 
 
-def unfit(name: str) -> str | None:
-    """Why a benchmark cannot run here as it is meant to (a package or device is missing); None where it can."""
+def write_result(folder: Path, name: str, result: dict[str, Any]) -> None:
+    """Write a result to ``NAME.json``, and the ``results.json`` by which `vaerdict report` recognises the folder."""
+    write_json(folder / f"{name}.json", result)
+    write_json(folder / "results.json", {"experiment": "bench"})
+
+
+def unavailable(name: str) -> str | None:
+    """Why a benchmark cannot run here (a package or device is missing); None if it can."""
     module = _module(name)
     missing = [package for package in getattr(module, "PACKAGES", ()) if find_spec(package) is None]
     if missing:
         return f"needs {', '.join(missing)}"
     if getattr(module, "NEEDS_CUDA", False) and not torch.cuda.is_available():
-        return "is about a CUDA device, and torch sees none"
+        return "needs a CUDA device, and torch sees none"
     return None
 
 
@@ -51,10 +58,10 @@ def _module(name: str) -> Any:
 
 
 def _peers(module: Any) -> dict[str, str]:
-    """The versions of what a benchmark compares with."""
+    """The versions of the packages that a benchmark compares with."""
     packages: list[str] = [*getattr(module, "PACKAGES", ()), *getattr(module, "PEERS", ())]
     return {p: metadata.version(_DISTRIBUTIONS.get(p, p)) for p in packages if find_spec(p) is not None}
 
 
 _DISTRIBUTIONS = {"scvi": "scvi-tools"}
-"""Where a package is published by another name than it is imported by."""
+"""Distributions whose name differs from that of their package."""

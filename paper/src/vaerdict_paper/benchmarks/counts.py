@@ -1,6 +1,6 @@
-"""Training a count model: with and without hoisting what does not move with z, and against scvi-tools.
+"""Training a count model: with and without computing once what does not depend on z, and against scvi-tools.
 
-All on one thread and in CPU seconds, which a busy machine does not inflate.
+All times are CPU seconds of one thread, which other load on the machine does not inflate.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ log = logging.getLogger(__name__)
 PEERS = ("scvi",)
 
 _D, _HIDDEN = 10, (128,)
-_LONG = 1.0  # seconds of an epoch that need no averaging
+_LONG = 1.0  # seconds of an epoch above which fewer are averaged
 
 
 @dataclass(frozen=True)
 class Textbook:
-    """The negative binomial as ``torch.distributions`` has it: every gamma function anew for every particle."""
+    """The negative binomial of ``torch.distributions``: all gamma functions computed for every particle."""
 
     dispersed = True
     inflated = False
     per_cell = False
 
-    def log_prob(self, x: Tensor, at: CountParameters) -> Tensor:
+    def log_prob(self, x: Tensor, parameters: CountParameters) -> Tensor:
         """Log-probability of every entry."""
-        assert at.log_dispersion is not None
-        logits = at.log_mean - at.log_dispersion
-        law = torch.distributions.NegativeBinomial(at.log_dispersion.exp(), logits=logits, validate_args=False)
-        return law.log_prob(x)
+        assert parameters.log_dispersion is not None
+        logits = parameters.log_mean - parameters.log_dispersion
+        total = parameters.log_dispersion.exp()
+        return torch.distributions.NegativeBinomial(total, logits=logits, validate_args=False).log_prob(x)
 
-    def fixed(self, x: Tensor, at: CountParameters) -> Tensor:
-        """Nothing is hoisted."""
+    def fixed(self, x: Tensor, parameters: CountParameters) -> Tensor:
+        """The part that does not depend on z: none."""
         return x.new_zeros(x.shape[:-1])
 
-    def moving(self, x: Tensor, at: CountParameters) -> Tensor:
-        """All of it."""
-        return self.log_prob(x, at).sum(-1)
+    def moving(self, x: Tensor, parameters: CountParameters) -> Tensor:
+        """The part that depends on z: all of it."""
+        return self.log_prob(x, parameters).sum(-1)
 
-    def sample(self, at: CountParameters, *, generator: torch.Generator) -> Tensor:
+    def sample(self, parameters: CountParameters, *, generator: torch.Generator) -> Tensor:
         """Draw counts."""
-        return NegativeBinomial().sample(at, generator=generator)
+        return NegativeBinomial().sample(parameters, generator=generator)
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
-    """CPU seconds of an epoch: the 30-particle IWELBO with and without hoisting, the ELBO beside scvi-tools."""
+    """CPU seconds per epoch: the 30-particle IWELBO with and without hoisting, the ELBO against scvi-tools."""
     cases: list[Callable[[], dict[str, Any] | None]] = [
         lambda: _hoisting("dense", _dense(200 if quick else 1000)),
         lambda: _hoisting("sparse", sparse_counts(200 if quick else 1000, 100 if quick else 2000)),
@@ -102,7 +102,7 @@ def _dense(n: int) -> Tensor:
 
 
 def sparse_counts(n: int, n_genes: int) -> Tensor:
-    """Counts as sparse as a droplet experiment's: nine of ten are zero."""
+    """Counts as sparse as those of a droplet experiment: nine of ten are zero."""
     g = seeded(0)
     rate = (1.5 * torch.randn(n_genes, generator=g) - 3).exp() * (0.5 * torch.randn(n, 1, generator=g)).exp()
     x = torch.poisson(rate * torch._standard_gamma(torch.full((n, n_genes), 2.0), generator=g), generator=g)
@@ -122,7 +122,7 @@ def _epoch_seconds(x: Tensor, likelihood: CountLikelihood, recipe: Recipe, k: in
 
 
 def _scvi_epoch_seconds(x: Tensor, likelihood: Any) -> float | None:
-    """An epoch of scvi-tools at the same widths and batch size; None where it is not installed."""
+    """Seconds per epoch of scvi-tools with the same widths and batch size; None if it is not installed."""
     try:
         import anndata
         import scvi
@@ -142,7 +142,7 @@ def _scvi_epoch_seconds(x: Tensor, likelihood: Any) -> float | None:
 
 
 def _per_epoch(epochs: Callable[[int], None]) -> float:
-    """Seconds of one epoch: of several minus of one, so that neither side pays for setting up."""
+    """Seconds of one epoch, from the difference of several and one, which excludes the set-up."""
     epochs(1)  # warms up
     once = _timed(epochs, 1)
     n = 2 if once > _LONG else 10
@@ -157,7 +157,7 @@ def _timed(epochs: Callable[[int], None], n: int) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No word from the peer: neither warnings nor its trainer's messages."""
+    """Silence the peer's warnings and log messages."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

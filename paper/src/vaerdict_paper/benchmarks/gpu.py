@@ -1,11 +1,10 @@
-"""The paper's three grids on an accelerator: seconds of a step, how near it comes to the ceilings, what bounds it.
+"""The paper's three grids on an accelerator: seconds of a step, its shares of the ceilings, and what bounds it.
 
 A grid is trained as stacks of members (see `vaerdict.training`); one row is one kind of stack, at the sizes of the
-paper preset. Images and counts are simulated, for no time depends on their values. Seconds of a grid are steps times
-seconds of a step, for the epochs of the preset, of which early stopping may use fewer. Beside stands what training the
-stack for these epochs took, held-out checks and starting up included; of MNIST the experiment's own run tells that.
-Without a CUDA device everything runs on the CPU, at the small sizes of `quick`: that shows that it runs, and nothing
-about a GPU.
+paper preset. Images and counts are simulated, because times do not depend on their values. Seconds of a grid are those
+of a step times the steps of all epochs of the preset; early stopping may use fewer. Rows also have the measured time of
+training the stack for these epochs, including held-out checks and start-up; for MNIST the run of the experiment has it.
+Without a CUDA device everything runs on the CPU at the small sizes of `quick`, which only tests that it runs.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from vaerdict.training.graphs import recorded, tensor_cores
-from vaerdict.training.semistack import Labelled, SemiStack, together
 
 from vaerdict.core import Progress, silent
 from vaerdict.models.m1m2 import M1M2
 from vaerdict.noise import seeded
 from vaerdict.proposals import Family, Normal
 from vaerdict.training import RECIPES, Member, Settings, train
-from vaerdict.training.data import Apart
+from vaerdict.training.data import PerMemberRows
+from vaerdict.training.optimiser import allow_tf32, make_graphed_step
+from vaerdict.training.semisupervised_stack import SemiData, SemiStack, stack_data
 from vaerdict.training.stacks import Stack, signature
-from vaerdict_paper.benchmarks.meters import Ceilings, ceilings, demand, seconds_of, shares
+from vaerdict_paper.benchmarks.roofline import Ceilings, ceilings, demand, seconds_of, shares
 from vaerdict_paper.experiments import genes_fit, mnist, ppca
 
 log = logging.getLogger(__name__)
@@ -41,10 +40,10 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """A stack to be trained: its step on the batch at `index`, and how often a grid takes it.
+    """A stack to be trained: its step on the batch at `index`, and the number of steps in a grid.
 
-    `state` is what a step changes in place, with `generators` all that recording it must restore. Training replays the
-    step from a CUDA graph. `train` trains the stack as a whole, where that is no experiment of its own.
+    A step changes `state` in place; recording it must restore `state` and `generators`. Training replays the step
+    from a CUDA graph. `train` trains the stack for all epochs, or is None if the experiment measures that.
     """
 
     grid: str
@@ -62,7 +61,7 @@ class Workload:
 
 
 class Sizes(NamedTuple):
-    """How much of the grids' presets is taken: seeds, particles, observations and their batches."""
+    """Sizes of the grids: seeds, particles, observations and their batches (None: as in the preset)."""
 
     seeds: int
     particles: int | None
@@ -70,34 +69,34 @@ class Sizes(NamedTuple):
     batch: int | None
 
 
-WHOLE = Sizes(5, None, 34_500, None)
+FULL = Sizes(5, None, 34_500, None)
 SMALL = Sizes(1, 2, 64, 16)
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[str, Any]]:
-    """First a row with the ceilings of the device, then one a stack."""
+    """One row with the ceilings of the device, then one per stack."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = ceilings(device, quick=quick)
-    yield {"kind": "ceilings", **asdict(found)}
-    sizes = SMALL if quick or device.type == "cpu" else WHOLE
+    limits = ceilings(device, quick=quick)
+    yield {"kind": "ceilings", **asdict(limits)}
+    sizes = SMALL if quick or device.type == "cpu" else FULL
     makers = [make for grid in (_mnist, _genes, _ppca) for make in grid(sizes, device)]
     for done, make in enumerate(makers, 1):
-        yield _row(make(), found, device)
+        yield _row(make(), limits, device)
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the memory of a graph is its own until then
+            torch.cuda.empty_cache()  # releases the memory of a graph
         progress(done, len(makers), "stacks")
 
 
-def _row(work: Workload, found: Ceilings, device: torch.device) -> dict[str, Any]:
-    with tensor_cores(device if work.tf32 else torch.device("cpu")):
+def _row(work: Workload, limits: Ceilings, device: torch.device) -> dict[str, Any]:
+    with allow_tf32(device if work.tf32 else torch.device("cpu")):
         eager = seconds_of(lambda: work.step(work.index), device)
-        asked = demand(lambda: work.step(work.index), device)
+        demands = demand(lambda: work.step(work.index), device)
         replayed = _replayed(work, device)
     seconds = eager if replayed is None else replayed
-    near = shares(asked, seconds, found, tf32=work.tf32, recorded=replayed is not None)
+    near = shares(demands, seconds, limits, tf32=work.tf32, recorded=replayed is not None)
     return {
         "kind": "stack",
-        "device": found.device,
+        "device": limits.device,
         "grid": work.grid,
         "case": work.case,
         "members": work.members,
@@ -108,10 +107,10 @@ def _row(work: Workload, found: Ceilings, device: torch.device) -> dict[str, Any
         "epoch_s": seconds * work.steps,
         "grid_s": seconds * work.steps * work.epochs * work.stacks,
         "trained_s": _seconds(work.train, device),
-        **asked._asdict(),
-        "flops": asked.flop / seconds,
-        "bytes_per_s": asked.bytes / seconds,
-        "busy": None if asked.kernel_s is None else min(1.0, asked.kernel_s / seconds),
+        **demands._asdict(),
+        "flops": demands.flop / seconds,
+        "bytes_per_s": demands.bytes / seconds,
+        "busy": None if demands.kernel_s is None else min(1.0, demands.kernel_s / seconds),
         **{f"{name}_share": value for name, value in near._asdict().items()},
         "bound": near.bound,
         "steps": work.steps,
@@ -122,11 +121,11 @@ def _row(work: Workload, found: Ceilings, device: torch.device) -> dict[str, Any
 
 
 def _replayed(work: Workload, device: torch.device) -> float | None:
-    """Seconds of the step as a CUDA graph; None where there are none, or where it cannot be recorded."""
+    """Seconds of the step as a CUDA graph; None without a CUDA device, or if it cannot be recorded."""
     if device.type != "cuda":
         return None
     try:
-        step = recorded(work.step, (work.index,), work.generators, work.state)
+        step = make_graphed_step(work.step, (work.index,), work.generators, work.state)
     except RuntimeError as error:
         log.warning("%s, %s: cannot be recorded as a CUDA graph: %s", work.grid, work.case, error)
         return None
@@ -134,7 +133,7 @@ def _replayed(work: Workload, device: torch.device) -> float | None:
 
 
 def _seconds(work: Callable[[], object] | None, device: torch.device) -> float | None:
-    """What a whole training takes; None off a GPU, where it would take long and tell nothing."""
+    """Seconds of a complete training; None without a CUDA device."""
     if work is None or device.type != "cuda":
         return None
     started = time.perf_counter()
@@ -148,7 +147,7 @@ Maker = Callable[[], Workload]
 
 # -------------------------------------------------------------------------------------------------------- MNIST
 def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
-    """Models as they are stacked (VAE with IWAE, WW, CHI), and the proposals that are fitted to each of them."""
+    """Models in their stacks (VAE with IWAE, WW, CHI), and the proposals that are fitted to each of them."""
     paper = mnist.PRESETS["paper"]
     preset = replace(
         paper, n_particles=sizes.particles or paper.n_particles, batch_size=sizes.batch or paper.batch_size
@@ -158,7 +157,7 @@ def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
     for names in (("VAE", "IWAE"), ("WW",), ("CHI",)):
         keys = [(name, seed) for name in names for seed in range(sizes.seeds)]
         yield partial(make, keys, epochs=mnist.PAPER.epochs, learn_model=True)
-        # proposals by these rules for the models of all four, twenty in a stack
+        # proposals by these rules for the models of all four rules, twenty in a stack
         n = len(names)
         keys = [(name, i) for name in names for i in range(len(mnist.FOUR) * sizes.seeds // n)]
         yield partial(make, keys, epochs=preset.proposal_epochs, learn_model=False, stacks=n)
@@ -168,7 +167,7 @@ def _semi(
     keys: list[tuple[str, int]],
     *,
     preset: mnist.Preset,
-    data: Labelled,
+    data: SemiData,
     device: torch.device,
     epochs: int,
     learn_model: bool,
@@ -179,17 +178,17 @@ def _semi(
         model = M1M2(data.x.shape[1], mnist.N_KNOWN, generator=seeded(seed))
         members.append(mnist.fresh_member(model, name, seed, fresh=seed))
     settings = mnist.training_settings(preset, mnist.PAPER, epochs)
-    team = SemiStack(members, together([data] * len(members), device), settings, learn_model=learn_model)
-    batches = team.shuffled()
+    stack = SemiStack(members, stack_data([data] * len(members), device), settings, learn_model=learn_model)
+    batches = stack.shuffled()
     kind = "models" if learn_model else "proposals"
     return Workload(
         "MNIST",
         f"{kind} by {_names(keys)}",
         len(members),
-        team.step,
+        stack.step,
         batches[0],
-        team.generators,
-        team.adam.tensors(),
+        stack.generators,
+        stack.adam.tensors(),
         len(batches),
         epochs,
         stacks,
@@ -197,9 +196,9 @@ def _semi(
     )
 
 
-def _images(n: int, n_labels: int) -> Labelled:
+def _images(n: int, n_labels: int) -> SemiData:
     x = torch.rand(n, 784, generator=seeded(0))
-    return Labelled(x, torch.arange(n_labels), torch.arange(n_labels) % mnist.N_KNOWN)
+    return SemiData(x, torch.arange(n_labels), torch.arange(n_labels) % mnist.N_KNOWN)
 
 
 def _names(keys: Sequence[tuple[str, int]]) -> str:
@@ -208,9 +207,9 @@ def _names(keys: Sequence[tuple[str, int]]) -> str:
 
 # --------------------------------------------------------------------------------------------- genes and pPCA
 def _genes(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
-    """Models of all seeds and recipes in one stack, then fresh proposals of every recipe for each of them in another.
+    """Models of all seeds and recipes in one stack, then new proposals of every recipe for each of them in another.
 
-    The experiment itself trains one model a unit, on CPU cores; this is the same arithmetic stacked.
+    The experiment trains one model per task on CPU cores; this is the same computation in stacks.
     """
     paper = genes_fit.Training()
     training = replace(
@@ -282,7 +281,7 @@ def _stacked(
 ) -> Workload:
     """A stack in which every member has the data set of its problem."""
     assert len({signature(member) for member, _ in members}) == 1
-    team = Stack(
+    stack = Stack(
         [member for member, _ in members],
         lr_theta=settings.lr_theta,
         lr_phi=settings.lr_phi,
@@ -290,31 +289,37 @@ def _stacked(
         device=device,
     )
     parts = [_data(problem) for _, problem in members]
-    x = Apart(torch.stack([train for train, _ in parts]).to(device))
+    x = PerMemberRows(torch.stack([train for train, _ in parts]).to(device))
     held_out = torch.stack([valid for _, valid in parts])
-    k, batches = settings.n_particles, team.shuffled(x.n, settings.batch_size)
+    k, batches = settings.n_particles, stack.shuffled(x.n, settings.batch_size)
 
     def step(index: Tensor) -> Tensor:
         batch = x.take(index)
         if learn_model and settings.joint:
-            return team.joint_step(batch, k, None)
+            return stack.joint_step(batch, k, None)
         if learn_model:
-            team.theta_step(batch, k, None)
-        return team.phi_step(batch, k, None)
+            stack.theta_step(batch, k, None)
+        return stack.phi_step(batch, k, None)
 
-    def whole() -> object:
+    def train_all() -> object:
         fixed = replace(settings, patience=None)
         return train(
-            [member for member, _ in members], x.x, held_out, fixed, apart=True, learn_model=learn_model, device=device
+            [member for member, _ in members],
+            x.x,
+            held_out,
+            fixed,
+            per_member=True,
+            learn_model=learn_model,
+            device=device,
         )
 
-    state = [*team.theta.tensors(), *team.phi.tensors()]
-    shape = (grid, case, len(members), step, batches[0], team.generators, state)
-    return Workload(*shape, len(batches), settings.epochs, train=whole)
+    state = [*stack.theta.tensors(), *stack.phi.tensors()]
+    shape = (grid, case, len(members), step, batches[0], stack.generators, state)
+    return Workload(*shape, len(batches), settings.epochs, train=train_all)
 
 
 def _data(problem: ppca.Problem | genes_fit.Problem) -> tuple[Tensor, Tensor]:
-    """What trains, and what is held out. Shapes: ``(n, p)`` each."""
+    """Training and held-out data. Shapes: ``(n, p)`` each."""
     if isinstance(problem, genes_fit.Problem):
         return problem.counts(problem.train), problem.counts(problem.valid)
     return problem.data.x_train, problem.data.x_train[:64]

@@ -1,4 +1,4 @@
-"""The pPCA grid as stacked members against one model at a time, written as the field's scripts are."""
+"""The pPCA grid as stacked members against one model at a time, in the style of common scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCHS = 100
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
-    """Seconds of both on the same grid, for several particle counts."""
+    """Seconds of both on the same grid, one row per particle count."""
     seeds, epochs = (1, 10) if quick else (5, EPOCHS)
     counts = (5,) if quick else (5, 30)
     rows = []
@@ -53,7 +53,7 @@ def _stacked(k: int, seeds: int, epochs: int) -> None:
 
 
 def _one_at_a_time(name: str, k: int, seed: int, epochs: int) -> None:
-    """The same training in the style of the field's scripts: distributions, two Adams, a loop over batches."""
+    """The same training as in common scripts: distributions, two Adams, a loop over batches."""
     data = linear_gaussian(0)
     generator = seeded(seed)
     with torch.random.fork_rng(devices=[]):

@@ -18,10 +18,10 @@ PACKAGES = ("arviz",)
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
-    """One row for each case: seconds (median of the repeats), the peer's, their ratio and the largest disagreement.
+    """One row per case: median seconds of ours and of the peer, their ratio and the largest difference of k-hat.
 
-    The cases are `psis` (smoothed weights and k-hat) and `khat` alone, on two dtypes, on the CPU and where there is one
-    on a CUDA device. The peer always does `psis` in float64 on the CPU, and every k-hat is compared with its own.
+    The cases are `psis` (smoothed weights and k-hat) and `khat` alone, in two dtypes, on the CPU and on a CUDA device
+    if there is one. The peer always computes `psis` in float64 on the CPU.
     """
     n, k, repeats = (200, 1000, 2) if quick else (2000, 5000, 7)
     log_w = _weights(k, n)
@@ -75,7 +75,7 @@ def _time_ours(work: Callable[[Tensor], Tensor], log_w: Tensor, repeats: int) ->
 
 
 def _time_arviz(log_w: Tensor, repeats: int) -> tuple[float, Tensor, str]:
-    """Seconds, k-hat and name of the peer, which is given the layout that it is fastest on."""
+    """Seconds, k-hat and name of the peer, in the memory layout that is fastest for it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)

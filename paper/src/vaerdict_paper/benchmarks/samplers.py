@@ -1,8 +1,8 @@
-"""What the evidence of one observation costs: gradients and seconds for a standard error of 0.05 nats.
+"""The cost of the evidence of one observation: gradients and seconds for a standard error of 0.05 nats.
 
 Annealed importance sampling with the paper's settings (500 temperatures, ten leapfrog steps) against adaptive
-sequential Monte Carlo, each from the prior and from a trained encoder. Costs are scaled to the target by the empirical
-spread of repetitions, not by the error a method claims for itself; both are in the row.
+sequential Monte Carlo, each started from the prior and from a trained encoder. Costs are scaled to the target by the
+empirical spread of repetitions, not by the standard error that a method reports; rows hold both.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from vaerdict.datasets import linear_gaussian
 from vaerdict.models.ppca import PPCA
 from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, Prior
-from vaerdict.samplers import ais, linear, log_standard_error, sigmoid, smc
+from vaerdict.samplers import ais, linear_schedule, log_standard_error, sigmoid_schedule, smc
 from vaerdict.training import VAE, Member, Settings, train
-from vaerdict_paper.benchmarks.ladder import CountModel
+from vaerdict_paper.benchmarks.escalation import SmallCountModel
 
 TARGET = 0.05
 LEAPFROGS = 10
-SCHEDULES = {"linear": linear, "sigmoid": sigmoid}
+SCHEDULES = {"linear": linear_schedule, "sigmoid": sigmoid_schedule}
 _PILOT_PARTICLES = 1024
 _GROUPS = 8
 
 
 class Case(NamedTuple):
-    """A model with fixed parameters, its trained encoder, observations, and their evidence where it is known."""
+    """A model with fixed parameters, its trained encoder, observations, and their exact evidence if it is known."""
 
     name: str
     model: Model
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much is run: observations, annealed chains of each, their temperatures; largest populations, repetitions."""
+    """Sizes: observations, annealed chains per observation, temperatures; largest population, repetitions."""
 
     observations: int
     chains: int
@@ -51,21 +51,21 @@ class Sizes(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Repeated estimates with what they cost and claimed.
+    """Repeated estimates with their reported standard errors and their cost.
 
-    Shapes: ``log_z, claimed (repeats, observations)``; gradients and seconds are those of one estimate of one
+    Shapes: ``log_z, reported (repeats, observations)``; gradients and seconds are those of one estimate of one
     observation.
     """
 
     log_z: Tensor
-    claimed: Tensor
+    reported: Tensor
     gradients: float
     seconds: float
     size: int
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
-    """One row a model and method; ratios are against the cheapest annealing from the prior in the same run."""
+    """One row per model and method; ratios are to the cheapest annealing from the prior in the same run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cases = [_ppca(quick, device), _counts(quick, device)]
     sizes = Sizes(2, 48, 50, 512, 6) if quick else Sizes(6, 800, 500, 16384, 24)
@@ -81,15 +81,15 @@ def _rows(case: Case, sizes: Sizes, progress: Progress) -> list[dict[str, Any]]:
     annealing = f"AIS-{sizes.temperatures}"
     methods = [(annealing, schedule, "prior") for schedule in SCHEDULES]
     methods += [(annealing, "sigmoid", "encoder"), ("SMC", "adaptive", "prior"), ("SMC", "adaptive", "encoder")]
-    found = {}
+    estimates = {}
     for done, (method, schedule, start) in enumerate(methods, 1):
         measure = _sequential if method == "SMC" else _annealed
-        found[method, schedule, start] = measure(case, starts[start], schedule, sizes)
+        estimates[method, schedule, start] = measure(case, starts[start], schedule, sizes)
         progress(done, len(methods), f"{case.name}: {method} from the {start}")
-    truth, truth_error = _truth(case, found[annealing, "sigmoid", "prior"].log_z)
+    truth, truth_error = _truth(case, estimates[annealing, "sigmoid", "prior"].log_z)
     rows = [
         {"case": case.name, "method": method, "schedule": schedule, "start": start, **_costs(m, truth, truth_error)}
-        for (method, schedule, start), m in found.items()
+        for (method, schedule, start), m in estimates.items()
     ]
     peers = [row for row in rows if row["method"] != "SMC" and row["start"] == "prior"]
     for row in rows:
@@ -99,9 +99,10 @@ def _rows(case: Case, sizes: Sizes, progress: Progress) -> list[dict[str, Any]]:
 
 
 def _annealed(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Measured:
-    """Independent chains, in groups of as many as the target needs, or as still leave eight: each gives one estimate.
+    """Independent chains in groups, each of which gives one estimate.
 
-    Pilot chains are not charged, which favours the peer.
+    A group is as large as the target needs, at most an eighth of the chains. The cost of pilot chains is not counted,
+    which favours the peer.
     """
     t = SCHEDULES[schedule](sizes.temperatures)
     generator = seeded(0, case.x.device)
@@ -116,7 +117,7 @@ def _annealed(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Measu
     rows = result.log_w.numel() + 16 * case.x.shape[0]
     return Measured(
         log_z=log_mean_exp(groups).cpu(),
-        claimed=log_standard_error(groups).cpu(),
+        reported=log_standard_error(groups).cpu(),
         gradients=float(size * (1 + sizes.temperatures * LEAPFROGS)),
         seconds=seconds / rows * size,
         size=size,
@@ -124,7 +125,7 @@ def _annealed(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Measu
 
 
 def _sequential(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Measured:
-    """Populations of the size that a pilot run says the target needs, repeated."""
+    """Repeated populations of the size that the target needs according to a pilot run."""
     generator = seeded(0, case.x.device)
     pilot = smc(case.model, case.x, start, n_particles=_PILOT_PARTICLES, generator=generator)
     needed = pilot.standard_error.square().mean().item() / TARGET**2 * _PILOT_PARTICLES
@@ -135,7 +136,7 @@ def _sequential(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Mea
     seconds = time.perf_counter() - began
     return Measured(
         log_z=result.log_evidence.unflatten(0, (sizes.repeats, -1)).cpu(),
-        claimed=result.standard_error.unflatten(0, (sizes.repeats, -1)).cpu(),
+        reported=result.standard_error.unflatten(0, (sizes.repeats, -1)).cpu(),
         gradients=result.n_gradients.double().mean().item(),
         seconds=seconds / x.shape[0],
         size=size,
@@ -143,7 +144,7 @@ def _sequential(case: Case, start: Proposal, schedule: str, sizes: Sizes) -> Mea
 
 
 def _truth(case: Case, chains: Tensor) -> tuple[Tensor, float]:
-    """The exact evidence, or that of all annealed chains from the prior together, with its standard error."""
+    """The exact evidence, or that of all annealed chains from the prior, with its standard error."""
     if case.log_evidence is not None:
         return case.log_evidence[: case.x.shape[0]].cpu(), 0.0
     return log_mean_exp(chains), log_standard_error(chains).square().mean().sqrt().item() / math.sqrt(chains.shape[1])
@@ -158,7 +159,7 @@ def _costs(m: Measured, truth: Tensor, truth_error: float) -> dict[str, Any]:
         "gradients": m.gradients * scale,
         "seconds": m.seconds * scale,
         "se_empirical": spread,
-        "se_claimed": m.claimed.square().mean().sqrt().item(),
+        "se_claimed": m.reported.square().mean().sqrt().item(),
         "bias": bias,
         "bias_se": math.hypot(spread / math.sqrt(m.log_z.numel()), truth_error),
         "repeats": m.log_z.shape[0],
@@ -166,7 +167,7 @@ def _costs(m: Measured, truth: Tensor, truth_error: float) -> dict[str, Any]:
 
 
 def _ppca(quick: bool, device: str) -> Case:
-    """The paper's linear-Gaussian data under the model that made them: 6 latents, 10 features, exact evidence."""
+    """The paper's linear-Gaussian data under their true model: 6 latents, 10 features, exact evidence."""
     data = linear_gaussian(0)
     model = PPCA(data.weight, data.noise_sd).requires_grad_(False)
     encoder = _encoder(model, data.x_train, data.x_test, 6, 10 if quick else 100)
@@ -178,7 +179,7 @@ def _ppca(quick: bool, device: str) -> Case:
 def _counts(quick: bool, device: str) -> Case:
     """Negative-binomial counts of 100 genes from a decoder with fixed random weights, 10 latents, library 1000."""
     generator = seeded(0)
-    model = CountModel(100, 10, generator=generator).requires_grad_(False)
+    model = SmallCountModel(100, 10, generator=generator).requires_grad_(False)
     for parameter in model.decoder.parameters():
         parameter *= 2.5  # cells that differ by more than noise
     x = _simulate(model, 2000, generator)
@@ -186,7 +187,7 @@ def _counts(quick: bool, device: str) -> Case:
     return Case("NB counts, 10 latents, 100 genes", model.to(device), encoder.to(device), x[1600:].to(device), None)
 
 
-def _simulate(model: CountModel, n: int, generator: torch.Generator) -> Tensor:
+def _simulate(model: SmallCountModel, n: int, generator: torch.Generator) -> Tensor:
     z = torch.randn(n, model.d, generator=generator)
     mean = 1000 * torch.softmax(model.decoder(z), -1)
     r = model.log_dispersion.exp().expand_as(mean).contiguous()

@@ -1,7 +1,8 @@
-"""What a thing costs as its size grows: CPU seconds of one thread over a factor of sixteen, and the fitted exponent.
+"""Cost as a function of size: CPU seconds of one thread over a factor of sixteen, and the fitted exponent.
 
-Seconds are fitted by least squares of their logarithm on that of the size. Small sizes pay for dispatch, so that an
-exponent under one says that the cost is not yet all arithmetic; the standard error tells how straight the line is.
+The exponent is the least-squares slope of log seconds on log size. Dispatch dominates at small sizes: an exponent below
+one shows that arithmetic does not dominate yet. The standard error shows how well a power law fits. The cases called
+differential expression time the importance-weighted averages of the model stage of `vaerdict de`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import Progress, silent
-from vaerdict.de import Proposed, compare
+from vaerdict.de.model import Proposed
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import OfCounts, Trainable
@@ -25,19 +26,20 @@ from vaerdict.refinement import refine
 from vaerdict.training import IWAE, Member, Settings, train
 from vaerdict_paper.benchmarks.counts import sparse_counts
 from vaerdict_paper.benchmarks.timing import median_seconds, one_thread
+from vaerdict_paper.experiments.genes_contrasts import compare_groups
 
 FACTORS = (1, 2, 4, 8, 16)
 REPEATS = 3
 
 _D, _HIDDEN = 10, (128,)
-_STEPS = 2  # Newton steps of every refinement, so that sizes differ in nothing else
+_STEPS = 2  # Newton steps of every refinement, at all sizes
 
 Work = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something to be timed at several sizes: `make` prepares it for one, and what it returns is timed."""
+    """A task to be timed at several sizes: `make` prepares it for one size and returns what is timed."""
 
     what: str
     over: str
@@ -45,21 +47,21 @@ class Case:
     make: Callable[[int], Work]
 
 
-class Law(NamedTuple):
-    """Seconds proportional to size to the power `exponent`, known to `se`."""
+class PowerLaw(NamedTuple):
+    """Seconds are proportional to size to the power `exponent`, with standard error `se`."""
 
     exponent: float
     se: float
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[str, Any]]:
-    """One row a task and size: the sizes, the median CPU seconds at each, and the exponent with its standard error."""
+    """One row per task and dimension: sizes, median CPU seconds at each, the exponent with its standard error."""
     cases, factors, repeats = _cases(quick), FACTORS[:3] if quick else FACTORS, 1 if quick else REPEATS
     for done, case in enumerate(cases, 1):
         sizes = [factor * case.base for factor in factors]
         with one_thread():
             seconds = [median_seconds(case.make(size), repeats, cpu=True) for size in sizes]
-        law = power_law(sizes, seconds)
+        fit = power_law(sizes, seconds)
         yield {
             "case": case.what,
             "over": case.over,
@@ -67,8 +69,8 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
             "high": sizes[-1],
             "seconds_low": seconds[0],
             "seconds_high": seconds[-1],
-            "exponent": law.exponent,
-            "exponent_se": law.se,
+            "exponent": fit.exponent,
+            "exponent_se": fit.se,
             "sizes": sizes,
             "seconds": seconds,
             "repeats": repeats,
@@ -76,7 +78,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
         progress(done, len(cases), "cases")
 
 
-def power_law(sizes: Sequence[float], seconds: Sequence[float]) -> Law:
+def power_law(sizes: Sequence[float], seconds: Sequence[float]) -> PowerLaw:
     r"""Least squares of :math:`\log t = a + b \log n`: b and its standard error (NaN for two sizes)."""
     x = torch.tensor(sizes, dtype=torch.float64).log()
     y = torch.tensor(seconds, dtype=torch.float64).log()
@@ -84,11 +86,11 @@ def power_law(sizes: Sequence[float], seconds: Sequence[float]) -> Law:
     slope = (x @ y / (x @ x)).item()
     free = len(x) - 2
     residual = (y - slope * x).square().sum().item()
-    return Law(slope, math.sqrt(residual / free / (x @ x).item()) if free > 0 else math.nan)
+    return PowerLaw(slope, math.sqrt(residual / free / (x @ x).item()) if free > 0 else math.nan)
 
 
 def _cases(quick: bool) -> list[Case]:
-    """Whatever is not varied stays as it is written here."""
+    """All tasks; sizes that are not varied are fixed here."""
     cut = 8 if quick else 1
     n, genes = 500 // cut, 200 // cut
     return [
@@ -117,11 +119,10 @@ def _refinement(n: int, genes: int) -> Work:
 
 
 def _averaging(n: int, genes: int, n_draws: int) -> Work:
-    """Weighing and averaging alone: the encoder's draws cost what those of any proposal do."""
+    """Weighting and averaging only; draws of the encoder cost as much as those of any proposal."""
     x, model, q = _problem(n, genes)
-    cells = torch.arange(n)
-    groups = {"a": cells[: n // 2], "b": cells[n // 2 :]}
-    return partial(compare, Proposed(model, x, q), groups, [("a", "b")], n_draws=n_draws)
+    a, b = torch.arange(n).tensor_split([n // 2])
+    return partial(compare_groups, Proposed(model, x, q), a, b, n_draws=n_draws)
 
 
 def _smoothing(k: int, n: int) -> Work:

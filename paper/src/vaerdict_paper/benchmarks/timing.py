@@ -1,4 +1,4 @@
-"""How the benchmarks take the time of something."""
+"""Timing for the benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 @dataclass
 class Watch:
-    """What `watched` found: seconds by the clock, and of the processor, which a busy machine does not inflate."""
+    """Seconds by the clock, and of the processor, which other load on the machine does not inflate."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -22,7 +22,7 @@ class Watch:
 
 @contextmanager
 def watched() -> Iterator[Watch]:
-    """Take the time of what stands inside."""
+    """Time the enclosed block."""
     watch, wall, cpu = Watch(), time.perf_counter(), time.process_time()
     yield watch
     watch.wall, watch.cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -30,7 +30,7 @@ def watched() -> Iterator[Watch]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch, and as many as before afterwards: what CPU seconds can be compared by."""
+    """Use one thread of torch, so that CPU seconds are comparable; the number is restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -40,11 +40,11 @@ def one_thread() -> Iterator[None]:
 
 
 def median_seconds(work: Callable[[], Any], repeats: int, *, cpu: bool = False) -> float:
-    """The median of several, by the clock or with `cpu` of the processor, after one that is not counted."""
-    work()  # the first call pays for imports, allocation and kernels
-    found = []
+    """The median seconds of several calls, by the clock or (`cpu`) of the processor, after one warm-up call."""
+    work()  # imports, allocation, kernels
+    times = []
     for _ in range(repeats):
         with watched() as watch:
             work()
-        found.append(watch.cpu if cpu else watch.wall)
-    return statistics.median(found)
+        times.append(watch.cpu if cpu else watch.wall)
+    return statistics.median(times)

@@ -1,23 +1,24 @@
-r"""What the paper's released code did, and what it changes. Nothing here is a method of this library.
+r"""An audit of the paper's released code: the effect of its loss and of its settings.
 
-Every loss, setting and habit below is reproduced in order to be measured, so this file stands apart: no module imports
-it but the entry that runs experiments by name. Three stages:
+The losses and settings below are reproduced only to be measured. No module imports this one except the registry of
+experiments. Three stages:
 
 `sign`
-    The released chi loss climbs the CUBO it should descend: its derivative where the exact one is known, and where the
-    variance goes that it fits to a Gaussian whose chi-square optimum is known: to about K/2, and then astray.
+    Minimising the released chi loss maximises the CUBO. Its derivative is compared with the exact one, and the variance
+    that it fits to a Gaussian with the known chi-square optimum: it grows to about K/2 and then diverges.
 `collapse`
-    The pPCA model of that loss with 5 and 200 particles, beside ours: the paper's unexplained collapse of the chi-VAE.
+    The pPCA model trained by that loss and by ours with 5 and 200 particles: the paper's unexplained collapse of the
+    chi-VAE.
 `settings`
-    "5 particles" as released (the model had 80, or 2), encoders evaluated with dropout on, and a mixture that was given
-    3750 draws against 1000; on several data sets, since the paper's own is not to be had.
+    "5 particles" as released (the model had 80, or 2), encoders evaluated with dropout, and a mixture with 3750 draws
+    against 1000; on several data sets, because the paper's own is not available.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median, stdev
 from typing import Any
@@ -42,10 +43,10 @@ Row = dict[str, Any]
 
 
 def released_chi_loss(log_w: Tensor) -> Tensor:
-    r"""The released :math:`-\sum_k v_k \log w_k`, v the normalised squared weights held constant; wrong as used.
+    r"""The released :math:`-\sum_k v_k \log w_k` with constant v, the normalised squared weights; wrong as used.
 
-    With z reparameterised and q not stopped its gradient is minus that of `cubo`: descending it climbs the bound. With
-    q stopped the same line is `vaerdict.objectives.cubo_dreg_loss`, which is right.
+    With z reparameterised and gradients through q, its gradient is minus that of `cubo`: minimising it maximises the
+    bound. Without gradients through q the same line is `vaerdict.objectives.cubo_dreg_loss`, which is correct.
 
     Shapes: ``(K, *batch) -> (*batch)``.
     """
@@ -60,18 +61,18 @@ RELEASED = {
     "WW": Recipe("WW", iwelbo_loss, loss("forward_kl", "score")),
     "CHI": Recipe("CHI", iwelbo_loss, RELEASED_CHI),
 }
-"""The released recipes: plain pathwise and score gradients, and the chi loss above."""
+"""The released recipes: pathwise and score gradients, and the chi loss above."""
 
 CHI_LOSSES = {"released": RELEASED_CHI, **{name: loss("cubo", name) for name in ("pathwise", "score", "dreg")}}
 THETA_PARTICLES = {"VAE": 2, "IWAE": 80, "WW": 80, "CHI": 80}
-"""Particles of the model's steps where the paper says 5."""
+"""Particles of the model's steps; the paper says 5."""
 
 DROPOUT = 0.1
 CORRELATION = 0.8
-"""Of the bivariate target with task variances; its chi-square optimum has variance 1.37."""
+"""Correlation of the bivariate target with unit variances; its chi-square optimum has variance 1.37."""
 
 START = 1.5
-"""Scale of q, wider than the target as an encoder's is at its start: where derivatives are taken and fits begin."""
+"""Initial scale of q, wider than the target as for an untrained encoder; derivatives are taken there too."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,10 @@ class Preset:
     score_draws: int = 2000
     khat_draws: int = 5000
 
+    def with_seeds(self, n: int) -> Preset:
+        """The preset with n data sets."""
+        return replace(self, data_sets=n, collapse_data_sets=n)
+
 
 PRESETS = {
     "paper": Preset(),
@@ -109,24 +114,29 @@ PRESETS = {
 
 
 def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
-    """Everything the audit consists of, longest first; `seeds` overrides the number of data sets."""
-    preset = preset if seeds is None else replace(preset, data_sets=seeds, collapse_data_sets=seeds)
-    told = asdict(preset)
+    """All tasks of the audit, longest first; `seeds` overrides the number of data sets."""
+    preset = preset if seeds is None else preset.with_seeds(seeds)
+    settings = asdict(preset)
     collapse = [
-        {"stage": "collapse", "k": k, "seed": seed, **told}
+        {"stage": "collapse", "k": k, "seed": seed, **settings}
         for k in sorted(preset.collapse_particles, reverse=True)
         for seed in range(preset.collapse_data_sets)
     ]
-    sign = [{"stage": "sign", "k": k, "seed": 0, **told} for k in sorted(preset.sign_particles, reverse=True)]
-    return [{"stage": "settings", "seed": 0, **told}, *collapse, *sign]
+    sign = [{"stage": "sign", "k": k, "seed": 0, **settings} for k in sorted(preset.sign_particles, reverse=True)]
+    return [{"stage": "settings", "seed": 0, **settings}, *collapse, *sign]
+
+
+def data(preset: Preset, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """The training data of every data set, for the hash in the manifest."""
+    return (Problem.of(_measures(preset, seed)).data.x_train for seed in range(preset.data_sets))
 
 
 def work(task: Task) -> dict[str, Any]:
     """Do one task (see `tasks`)."""
     preset = preset_of(task)
     if task["stage"] == "sign":
-        found = fits(preset, task["k"])
-        return {"derivatives": derivatives(task["k"]), "fits": found, "landings": landings(found)}
+        fitted = fits(preset, task["k"])
+        return {"derivatives": derivatives(task["k"]), "fits": fitted, "endpoints": endpoints(fitted)}
     if task["stage"] == "collapse":
         return {"collapse": collapse(preset, task["k"], task["seed"])}
     return settings(preset)
@@ -147,7 +157,7 @@ def derivatives(k: int, *, n: int = 20_000, seed: int = 0) -> list[Row]:
 
     .. math:: \frac{d}{d\log s}\,\tfrac12\log E_q[w^2] = 1 - \frac{s^2}{2s^2 - 1}.
 
-    n losses of k particles, each with a q of its own, so that one backward pass gives n derivatives.
+    n losses of k particles, each with its own q, so that one backward pass gives n derivatives.
     """
     s = START
     noise = Noise(torch.randn(k, n, 1, generator=seeded(seed), dtype=torch.float64))
@@ -163,12 +173,12 @@ def derivatives(k: int, *, n: int = 20_000, seed: int = 0) -> list[Row]:
 
 
 def fits(preset: Preset, k: int) -> list[Row]:
-    """Variance of the mean-field normal each chi loss fits to the bivariate target, as training goes on."""
+    """Variance of the mean-field normal that each chi loss fits to the bivariate target, as training proceeds."""
     return [row for name in CHI_LOSSES for row in _fit(preset, name, k)]
 
 
 def _fit(preset: Preset, name: str, k: int, *, batch: int = 8, lr: float = 0.02) -> list[Row]:
-    """Adam from a normal of scale `START`, replicates side by side, each with noise of its own."""
+    """Adam from a normal of scale `START`, all replicates in parallel, each with its own noise."""
     precision = torch.linalg.inv(_target())
     loc = torch.zeros(preset.replicates, 2, dtype=torch.float64, requires_grad=True)
     log_scale = torch.full_like(loc, START).log().requires_grad_()
@@ -182,23 +192,23 @@ def _fit(preset: Preset, name: str, k: int, *, batch: int = 8, lr: float = 0.02)
         losses.mean(0).sum().backward()
         optimiser.step()
         if step in preset.sign_steps:
-            found = _quality(loc.detach(), (2 * log_scale.detach()).exp())
-            rows += [{"k": k, "loss": name, "steps": step, "seed": seed, **row} for seed, row in enumerate(found)]
+            quality = _quality(loc.detach(), (2 * log_scale.detach()).exp())
+            rows += [{"k": k, "loss": name, "steps": step, "seed": seed, **row} for seed, row in enumerate(quality)]
     return rows
 
 
 def _quality(loc: Tensor, variance: Tensor) -> list[Row]:
-    """Variance and chi-square of each replicate beside the best, None where they left the numbers worth printing."""
+    """Variance and chi-square of each replicate and of the optimum; None if the variance diverged or is infinite."""
     p, best = Gaussian(torch.zeros(2, dtype=torch.float64), _target()), _best_variance()
     at_best = gaussian_chi_square(p, Gaussian.diagonal(p.mean, torch.full_like(p.mean, best))).item()
-    found = variance.mean(-1)
-    kept = (variance.log10().abs() < 6).all(-1)
-    chi_square = torch.full_like(found, torch.inf)
-    chi_square[kept] = gaussian_chi_square(p, Gaussian.diagonal(loc[kept], variance[kept]))
+    mean = variance.mean(-1)
+    moderate = (variance.log10().abs() < 6).all(-1)
+    chi_square = torch.full_like(mean, torch.inf)
+    chi_square[moderate] = gaussian_chi_square(p, Gaussian.diagonal(loc[moderate], variance[moderate]))
     return [
-        {"log10_variance": math.log10(v), "variance": v if fine else None, "best_variance": best}
+        {"log10_variance": math.log10(v), "variance": v if ok else None, "best_variance": best}
         | {"chi_square": chi if math.isfinite(chi) else None, "best_chi_square": at_best}
-        for v, fine, chi in zip(found.tolist(), kept.tolist(), chi_square.tolist(), strict=True)
+        for v, ok, chi in zip(mean.tolist(), moderate.tolist(), chi_square.tolist(), strict=True)
     ]
 
 
@@ -218,24 +228,24 @@ def _losses(chi: Loss, q: Elliptical, noise: Noise, log_p: Callable[[Tensor], Te
     return chi(log_p(z) - log_q, log_q)
 
 
-def landings(rows: Sequence[Row]) -> list[Row]:
-    """Where each loss ends: the median over replicates and the later half of training; `lands` within 15 % of best.
+def endpoints(rows: Sequence[Row]) -> list[Row]:
+    """Where each loss ends: the median over replicates and the second half of training.
 
-    A variance that collapsed or ran away is given by its logarithm alone.
+    ``converged`` means within 15 % of the optimum. A variance that collapsed or diverged has only its logarithm.
     """
-    last, best, out = max(row["steps"] for row in rows), _best_variance(), []
+    last, best, ends = max(row["steps"] for row in rows), _best_variance(), []
     for name in CHI_LOSSES:
-        ends = [row for row in rows if row["loss"] == name and 2 * row["steps"] >= last]
-        power = median(row["log10_variance"] for row in ends)
+        late = [row for row in rows if row["loss"] == name and 2 * row["steps"] >= last]
+        power = median(row["log10_variance"] for row in late)
         variance = 10**power if abs(power) < 6 else None
-        told = {"k": ends[0]["k"], "loss": name, "log10_variance": power, "variance": variance, "best_variance": best}
-        out.append({**told, "lands": variance is not None and abs(variance / best - 1) < 0.15})
-    return out
+        row = {"k": late[0]["k"], "loss": name, "log10_variance": power, "variance": variance, "best_variance": best}
+        ends.append({**row, "converged": variance is not None and abs(variance / best - 1) < 0.15})
+    return ends
 
 
 # ------------------------------------------------------------------------------------------------------ collapse
 def collapse(preset: Preset, k: int, seed: int) -> list[Row]:
-    """The chi model trained by the released loss and by ours, alike in all else, with k particles for both steps."""
+    """The chi model trained by the released loss and by ours, otherwise alike, with k particles for both steps."""
     measures = _measures(preset, seed)
     problem = Problem.of(measures)
     x = problem.data.x_train
@@ -244,14 +254,14 @@ def collapse(preset: Preset, k: int, seed: int) -> list[Row]:
         member = replace(ppca.member(problem, "CHI", 0), recipe=recipe)
         (fit,) = train([member], x, x[:64], _schedule(preset, k))
         row = model_row(problem, measures, "CHI", fit, k)
-        rows.append({"loss": name, "k_train": k, "seed": seed, **{key: row[key] for key in _KEPT}})
+        rows.append({"loss": name, "k_train": k, "seed": seed, **{key: row[key] for key in _COLLAPSE_KEYS}})
     paper = published()["ppca"].get(f"k{k}")
-    told = {} if paper is None else {f"published_{key}": paper[key]["CHI"] for key in ("khat", "mae", "a_norm")}
+    printed = {} if paper is None else {f"published_{key}": paper[key]["CHI"] for key in ("khat", "mae", "a_norm")}
     behind = rows[1]["log_evidence"] - rows[0]["log_evidence"]
-    return [{**rows[0], "behind": behind, **told}, {**rows[1], "behind": 0.0}]
+    return [{**rows[0], "behind": behind, **printed}, {**rows[1], "behind": 0.0}]
 
 
-_KEPT = ("log_evidence", "iwelbo", "a_norm", "khat", "mae", "mae_inference", "mae_model")
+_COLLAPSE_KEYS = ("log_evidence", "iwelbo", "a_norm", "khat", "mae", "mae_inference", "mae_model")
 
 
 def _measures(preset: Preset, seed: int) -> ppca.Preset:
@@ -275,9 +285,9 @@ def _schedule(preset: Preset, k: int, k_theta: int | None = None) -> Settings:
 # ------------------------------------------------------------------------------------------------------ settings
 @dataclass(frozen=True)
 class Dropout:
-    """A rectifier that then drops activations, in training and after: masks come from a generator of its own.
+    """ReLU followed by dropout, in training and in evaluation, with masks from its own generator.
 
-    Every call draws new masks, so the density a mixture evaluates is not the one its particles were drawn from.
+    Every call draws new masks, so the density that a mixture evaluates is not that of its particles.
     """
 
     rate: float
@@ -285,19 +295,19 @@ class Dropout:
 
     def __call__(self, h: Tensor) -> Tensor:
         """Shapes: ``(...) -> (...)``."""
-        kept = torch.rand(h.shape, generator=self.masks, dtype=h.dtype) >= self.rate
-        return F.relu(h) * kept / (1 - self.rate)
+        mask = torch.rand(h.shape, generator=self.masks, dtype=h.dtype) >= self.rate
+        return F.relu(h) * mask / (1 - self.rate)
 
 
 def with_dropout(member: Member) -> Member:
-    """The same member, its encoder dropping activations with masks from the member's seed."""
+    """The same member with dropout in its encoder, with masks from the member's seed."""
     proposal = copy.deepcopy(member.proposal)
     proposal.encoder.activation = Dropout(DROPOUT, seeded(60_000 + member.seed))  # type: ignore[union-attr]
     return replace(member, proposal=proposal)
 
 
 def without_dropout(proposal: Amortised) -> Amortised:
-    """The same encoder as it should be evaluated: no masks."""
+    """The same encoder without dropout, as it should be evaluated."""
     out = copy.deepcopy(proposal)
     out.encoder.activation = F.relu  # type: ignore[assignment]
     return out
@@ -326,8 +336,7 @@ def _released_models(preset: Preset, problem: Problem) -> dict[str, Fit]:
     for k_theta in sorted(set(THETA_PARTICLES.values())):
         names = [name for name, k in THETA_PARTICLES.items() if k == k_theta]
         members = [_released(problem, name, 0) for name in names]
-        found = train(members, x, x[:64], _schedule(preset, 5, k_theta))
-        fitted |= dict(zip(names, found, strict=True))
+        fitted |= dict(zip(names, train(members, x, x[:64], _schedule(preset, 5, k_theta)), strict=True))
     return {name: fitted[name] for name in THETA_PARTICLES}
 
 
@@ -337,15 +346,15 @@ def _released(problem: Problem, name: str, seed: int) -> Member:
 
 @torch.no_grad()
 def _model_row(preset: Preset, problem: Problem, name: str, fit: Fit, seed: int) -> Row:
-    """A model and its own encoder, dropout on, as the released code measures them."""
+    """A model and its own encoder with dropout, as the released code measures them."""
     model: PPCA = fit.model  # type: ignore[assignment]
     q: Any = fit.proposal
     x = problem.data.x_test
     khat = khat_summary(model, q, x[:64], preset.khat_draws, seed=seed)["khat"]
     norm = a_norm(model.posterior(x).covariance(), q(x).covariance()).mean().item()
-    told = {"model": name, "k_train": 5, "k_theta": THETA_PARTICLES[name], "seed": seed}
-    evidence = {"log_evidence": model.log_evidence(x).mean().item(), "khat": khat, "a_norm": norm}
-    return {**told, **evidence, **tail_errors(problem, model, q, preset.n_draws, seed=seed)}
+    base = {"model": name, "k_train": 5, "k_theta": THETA_PARTICLES[name], "seed": seed}
+    metrics = {"log_evidence": model.log_evidence(x).mean().item(), "khat": khat, "a_norm": norm}
+    return {**base, **metrics, **tail_errors(problem, model, q, preset.n_draws, seed=seed)}
 
 
 def _behind(rows: list[Row]) -> list[Row]:
@@ -355,26 +364,26 @@ def _behind(rows: list[Row]) -> list[Row]:
 
 
 def mixture_rows(preset: Preset, problem: Problem, model: PPCA, seed: int) -> list[Row]:
-    """Errors of single proposals and of the paper's mixture for one model, by draws, with dropout on and off."""
+    """Errors of single proposals and of the paper's mixture for one model, by draws, with and without dropout."""
     x = problem.data.x_train
     names = [name for name in MIXTURE if name != "PRIOR"]
     members = [replace(_released(problem, name, 1000), model=model) for name in names]
-    found = train(members, x, x[:64], _schedule(preset, 5), learn_model=False)
-    dropped: dict[str, Any] = dict(zip(names, (fit.proposal for fit in found), strict=True))
+    fits = train(members, x, x[:64], _schedule(preset, 5), learn_model=False)
+    dropped: dict[str, Any] = dict(zip(names, (fit.proposal for fit in fits), strict=True))
     rows = []
     for mode, named in (("on", dropped), ("off", {name: without_dropout(q) for name, q in dropped.items()})):
         mixture = Mixture({name: Prior(model.prior) if name == "PRIOR" else named[name] for name in MIXTURE})
         budgets = [(name, n) for n in (preset.n_draws, preset.text_draws) for name in (*names, "MIS")]
         for name, n in [*budgets, ("MIS", preset.mixture_draws)]:
             q = mixture if name == "MIS" else named[name]
-            told = {"dropout": mode, "proposal": name, "n_draws": n, "seed": seed}
-            rows.append({**told, **tail_errors(problem, model, q, n, seed=seed)})
+            base = {"dropout": mode, "proposal": name, "n_draws": n, "seed": seed}
+            rows.append({**base, **tail_errors(problem, model, q, n, seed=seed)})
     return rows
 
 
 @torch.no_grad()
 def tail_errors(problem: Problem, model: PPCA, q: Proposal, n: int, *, seed: int) -> Row:
-    """Mean absolute errors of P(z_1 >= nu | x) from n draws: against the generator's answer, and the model's own."""
+    """Mean absolute errors of P(z_1 >= nu | x) from n draws, against the generator's answer and the model's."""
     x = problem.data.x_test
     z, log_q = q.draw(x, n, generator=seeded(50_000 + seed))
     weight = torch.softmax((model.log_joint(x, z) - log_q).double(), 0)
@@ -389,13 +398,13 @@ def tail_errors(problem: Problem, model: PPCA, q: Proposal, n: int, *, seed: int
 
 # ---------------------------------------------------------------------------------------- over all data sets
 def compared(models: Sequence[Row]) -> list[Row]:
-    """Mean and spread over data sets beside the released figure, and whether that lies within two spreads of it.
+    """Mean and spread over data sets, and whether the released figure lies within two spreads of the mean.
 
-    A distance below the last digit the paper prints counts as none.
+    A distance below the last printed digit counts as zero.
     """
     rows = []
-    for metric, told in _released_figures().items():
-        for name, figure in told.items():
+    for metric, figures in _released_figures().items():
+        for name, figure in figures.items():
             values = [row[metric] for row in models if row["model"] == name]
             mean, spread = fmean(values), stdev(values) if len(values) > 1 else 0.0
             row = {"model": name, "metric": metric, "measured": mean, "spread": spread, "released": figure}
@@ -407,11 +416,11 @@ _LAST_DIGIT = {"behind": 0.01, "khat": 0.01, "mae": 0.001}
 
 
 def _released_figures() -> dict[str, dict[str, float]]:
-    """What the released code reports; of the evidence only distances, for it depends on the data set."""
-    told = published()["ppca"]["released"]
-    best = max(told["log_evidence"].values())
-    behind = {name: best - value for name, value in told["log_evidence"].items()}
-    return {"behind": behind, "khat": told["khat"], "mae": told["mae"]}
+    """What the released code reports; only differences of the evidence, because it depends on the data set."""
+    released = published()["ppca"]["released"]
+    best = max(released["log_evidence"].values())
+    behind = {name: best - value for name, value in released["log_evidence"].items()}
+    return {"behind": behind, "khat": released["khat"], "mae": released["mae"]}
 
 
 _PATTERNS: dict[str, Callable[[dict[str, Row]], bool]] = {
@@ -421,13 +430,13 @@ _PATTERNS: dict[str, Callable[[dict[str, Row]], bool]] = {
     "WW has the highest k-hat": lambda by: by["WW"]["khat"] == max(r["khat"] for r in by.values()),
     "CHI has the lowest k-hat": lambda by: by["CHI"]["khat"] == min(r["khat"] for r in by.values()),
 }
-"""What the released figures say of the order of the models."""
+"""Orders of the models in the released figures."""
 
 
 def patterns(models: Sequence[Row]) -> list[Row]:
-    """In how many data sets each pattern of the released figures is found, and whether in most of them."""
+    """The number of data sets that show each pattern of the released figures, and whether most do."""
     sets = [{row["model"]: row for row in models if row["seed"] == s} for s in dict.fromkeys(r["seed"] for r in models)]
-    counts = {pattern: sum(map(found, sets)) for pattern, found in _PATTERNS.items()}
+    counts = {pattern: sum(map(shows, sets)) for pattern, shows in _PATTERNS.items()}
     return [
         {"pattern": pattern, "found_in": count, "data_sets": len(sets), "reproduced": 2 * count > len(sets)}
         for pattern, count in counts.items()
@@ -435,7 +444,7 @@ def patterns(models: Sequence[Row]) -> list[Row]:
 
 
 def mixture_gains(preset: Preset, draws: Sequence[Row]) -> list[Row]:
-    """MAE of the mixture minus that of a single proposal, with the released budgets and with equal ones."""
+    """MAE of single proposals minus that of the mixture, with the released numbers of draws and with equal ones."""
     budgets = {
         "as released": ("on", preset.mixture_draws, preset.n_draws),
         "dropout off": ("off", preset.mixture_draws, preset.n_draws),

@@ -1,15 +1,15 @@
-r"""Figure 1 of the paper: mean-field proposals of a bivariate pPCA posterior, and the model each of them would select.
+r"""Figure 1 of the paper: mean-field proposals of a bivariate pPCA posterior, and the model that each would select.
 
-The paper gives :math:`\lambda = 0.82` and five particles, not the loading matrix W' (`LOADINGS` names ours), and it can
-be read in two ways on the proposals' means (`MEANS`). Their variances are those of the optimum at :math:`\lambda = 0`
-in both; the means are the posterior's at :math:`\lambda = 0` (``frozen``, the words of section 3.2), or at the
-:math:`\lambda` in question (``exact``, the assumption of its equation for :math:`\mathrm{KL}(q \Vert p)`, in which no
-mean appears). The two disagree on which proposal selects the better model, so both are shown.
+The paper gives :math:`\lambda = 0.82` and five particles, but not the loading matrix W' (`LOADINGS` has ours), and its
+text allows two readings of the proposals' means (`MEANS`). In both, the variances are those of the optimum at
+:math:`\lambda = 0`. The means are those of the posterior at :math:`\lambda = 0` (``frozen``, as section 3.2 says), or
+at the :math:`\lambda` in question (``exact``, as its equation for :math:`\mathrm{KL}(q \Vert p)` assumes, which has no
+mean). The two readings disagree on which proposal selects the better model, so both are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -42,10 +42,10 @@ LOADINGS = {
     "moderate": ((1.0, 2.0), (2.0, 1.0)),
     "triangular": ((2.0, 1.0), (0.0, 2.0)),
 }
-"""W' by name; the paper gives none. The figure shows ``entangled``, chosen from about thirty matrices that were tried
-because it gives the order of the paper's figure: its posterior has correlation -0.86 at lambda = 0, and past about 0.8
-the optimum of the IWELBO with five particles is narrower than the forward KL's. The others, of correlation -0.67 and
--0.37, say what of the figure is general, and the claims are judged on all of them."""
+"""W' by name. The figure shows ``entangled``, chosen among about thirty matrices because it gives the order of the
+paper's figure: its posterior has correlation -0.86 at lambda = 0, and above about 0.8 the optimum of the IWELBO with
+five particles is narrower than that of the forward KL. The others have correlations -0.67 and -0.37; the claims are
+tested on all three."""
 
 _EDGE = 0.98
 _STEP = 1e-3  # of the central differences; the grid ends far enough from 1 for it
@@ -53,7 +53,7 @@ _STEP = 1e-3  # of the central differences; the grid ends far enough from 1 for 
 
 @dataclass(frozen=True)
 class Preset:
-    """How finely to draw the figure."""
+    """Sizes of the data, grids and numbers of draws."""
 
     loadings: tuple[str, ...] = tuple(LOADINGS)
     k: int = 5
@@ -75,7 +75,7 @@ PRESETS = {
 
 
 def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
-    """Panels A and B, then C and D for each reading of the means, of every loading; once for each seed."""
+    """Panels A and B, then C and D for each reading of the means, for every loading and seed."""
     settings = asdict(preset)
     return [
         {"stage": stage, "loading": loading, "means": means, "seed": seed, **settings}
@@ -91,15 +91,25 @@ def work(task: Task) -> dict[str, Any]:
     preset = Preset(**{**fields, "loadings": tuple(fields["loadings"])})
     with torch.no_grad():
         example = Example.of(preset, task["loading"], task["seed"])
-        found = (
+        panel = (
             approximation(example) if task["stage"] == "approximation" else selection(preset, example, task["means"])
         )
-    return {"panels": [{**{key: task[key] for key in ("stage", "loading", "means", "seed")}, **found}]}
+    return {"panels": [{**{key: task[key] for key in ("stage", "loading", "means", "seed")}, **panel}]}
+
+
+def data(preset: Preset, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """The observations of every loading and seed, for the hash in the manifest."""
+    return (_observations(preset, loading, seed) for loading in preset.loadings for seed in seeds)
+
+
+def _observations(preset: Preset, loading: str, seed: int) -> Tensor:
+    base = torch.tensor(LOADINGS[loading], dtype=torch.float64)
+    return LambdaPPCA(base, TRUE_LAMBDA).simulate(preset.n_data, generator=seeded(seed))[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Data of the true model, base noise shared by all proposals and all lambda, and the fitted precisions.
+    """Observations of the true model, base noise shared by all proposals and lambdas, and the fitted precisions.
 
     Shapes: ``base (2, 2)``, ``x (n, 2)``, ``eps (K, n, 2)``, each precision ``(2,)``.
     """
@@ -113,7 +123,7 @@ class Example:
     def of(cls, preset: Preset, loading: str, seed: int) -> Example:
         """Simulate at the true lambda and fit every proposal at lambda = 0."""
         base = torch.tensor(LOADINGS[loading], dtype=torch.float64)
-        x, _ = LambdaPPCA(base, TRUE_LAMBDA).simulate(preset.n_data, generator=seeded(seed))
+        x = _observations(preset, loading, seed)
         eps = torch.randn(preset.k, *x.shape, generator=seeded(10_000 + seed), dtype=x.dtype)
         return cls(base, x, eps, _fitted(loading, preset.k, preset.n_draws, seed))
 
@@ -126,7 +136,7 @@ class Example:
         return self.model(lam).log_evidence(self.x)
 
     def bound(self, lam: float, proposal: str, means: str) -> Tensor:
-        """IWELBO of the model at lambda, one estimate an observation. Shapes: ``-> (n,)``."""
+        """IWELBO of the model at lambda, one estimate per observation. Shapes: ``-> (n,)``."""
         model = self.model(lam)
         loc = (model if means == "exact" else self.model(FITTED_AT)).posterior(self.x).loc
         q = Elliptical(loc, Diagonal(self.precision[proposal].rsqrt().expand_as(loc)))
@@ -184,8 +194,8 @@ def selection(preset: Preset, example: Example, means: str) -> dict[str, Any]:
     curves = _curves(example, means)
     grid = torch.linspace(-_EDGE, _EDGE, preset.n_grid, dtype=torch.float64).tolist()
     wide = {name: _drawn(curve, grid) for name, curve in curves.items()}
-    found = {name: Choice.of(curve, grid, wide[name]["value"], curves["EVIDENCE"]) for name, curve in curves.items()}
-    ends = [TRUE_LAMBDA, *(choice.lam for choice in found.values())]
+    choices = {name: Choice.of(curve, grid, wide[name]["value"], curves["EVIDENCE"]) for name, curve in curves.items()}
+    ends = [TRUE_LAMBDA, *(choice.lam for choice in choices.values())]
     low, high = max(min(ends) - 0.05, -_EDGE), min(max(ends) + 0.05, _EDGE)
     near = torch.linspace(low, high, preset.n_zoom, dtype=torch.float64).tolist()
     return {
@@ -193,13 +203,13 @@ def selection(preset: Preset, example: Example, means: str) -> dict[str, Any]:
         "curves": wide,
         "zoom_grid": near,
         "zoom": {name: _drawn(curve, near) for name, curve in curves.items()},
-        "selection": [{"proposal": name, **choice.row()} for name, choice in found.items()],
-        "claims": _selection_claims(found),
+        "selection": [{"proposal": name, **choice.row()} for name, choice in choices.items()],
+        "claims": _selection_claims(choices),
     }
 
 
 Curve = Callable[[float], Tensor]
-"""A bound as a function of lambda: one number an observation."""
+"""A bound as a function of lambda: one number per observation."""
 
 
 def _curves(example: Example, means: str) -> dict[str, Curve]:
@@ -222,8 +232,8 @@ class Choice:
 
     With f the bound of one observation the maximiser of its mean has
     :math:`\hat\lambda - \lambda \approx \tfrac1n\sum_i f_i'(\hat\lambda) / |\bar f''(\hat\lambda)|`. ``slack`` is the
-    slope, at the true lambda, of what the bound leaves to the evidence: what pulls the maximum away. ``fall`` is the
-    bound's way from its highest to its lowest point.
+    slope, at the true lambda, of the gap between evidence and bound, which shifts the maximum. ``fall`` is the
+    difference between the highest and the lowest point of the bound.
 
     Shapes: ``influence (n,)``, ``slack (n,)``, ``fall (n,)``.
     """
@@ -235,7 +245,7 @@ class Choice:
 
     @classmethod
     def of(cls, curve: Curve, grid: list[float], values: list[float], evidence: Curve) -> Choice:
-        """Refine the grid's maximum; derivatives are central differences on the same noise at every lambda."""
+        """Refine the maximum on the grid; derivatives are central differences with the same noise at every lambda."""
         lam = _maximum(curve, grid, values)
         low, mid, high = (curve(lam + step) for step in (-_STEP, 0.0, _STEP))
         curvature = (low - 2 * mid + high).mean().abs() / _STEP**2
@@ -249,7 +259,7 @@ class Choice:
         return self.lam - TRUE_LAMBDA
 
     def row(self) -> dict[str, Any]:
-        """What the choice is and how sure, with standard errors over data and draws."""
+        """The choice with standard errors over data and draws."""
         return {
             "lambda": self.lam,
             "lambda_se": _standard_error(self.influence),
@@ -263,14 +273,14 @@ class Choice:
 
 
 def _maximum(curve: Curve, grid: list[float], values: list[float]) -> float:
-    """The curve's highest point: the best of the grid, refined between its neighbours by Brent's method."""
+    """The maximum of the curve: the best of the grid, refined between its neighbours by Brent's method."""
     best = max(range(len(grid)), key=values.__getitem__)
     bounds = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
 
-    def depth(lam: float) -> float:
+    def negative(lam: float) -> float:
         return -curve(lam).mean().item()
 
-    result: Any = optimize.minimize_scalar(depth, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    result: Any = optimize.minimize_scalar(negative, bounds=bounds, method="bounded", options={"xatol": 1e-4})
     return float(result.x)
 
 
@@ -278,31 +288,31 @@ def _slope(curve: Curve) -> Tensor:
     return (curve(TRUE_LAMBDA + _STEP) - curve(TRUE_LAMBDA - _STEP)) / (2 * _STEP)
 
 
-def _selection_claims(found: Mapping[str, Choice]) -> list[dict[str, Any]]:
-    """Section 3.2's claims, as margins of WW and CHI over VAE and IWAE; a claim holds where all four are positive."""
+def _selection_claims(choices: Mapping[str, Choice]) -> list[dict[str, Any]]:
+    """Claims of section 3.2 as margins of WW and CHI over VAE and IWAE; a claim holds if all four are positive."""
     return [
         _margins(
             "WW and CHI are more sensitive to lambda than VAE and IWAE, by the slope of their slack at the truth",
-            {name: _size(choice.slack.mean().item(), choice.slack) for name, choice in found.items()},
+            {name: _size(choice.slack.mean().item(), choice.slack) for name, choice in choices.items()},
         ),
         _margins(
             "WW and CHI are more sensitive to lambda than VAE and IWAE, by the range of their bound",
-            {name: _size(choice.fall.mean().item(), choice.fall) for name, choice in found.items()},
+            {name: _size(choice.fall.mean().item(), choice.fall) for name, choice in choices.items()},
         ),
         _margins(
             "WW and CHI select lambda with a higher bias than VAE and IWAE",
-            {name: _size(choice.bias, choice.influence) for name, choice in found.items()},
+            {name: _size(choice.bias, choice.influence) for name, choice in choices.items()},
         ),
     ]
 
 
 def _size(value: float, influence: Tensor) -> tuple[float, Tensor]:
-    """The absolute value of an estimate, and what each observation adds to it."""
+    """The absolute value of an estimate, and the influence of each observation on it."""
     return abs(value), influence if value >= 0 else -influence
 
 
 def _margins(claim: str, size: Mapping[str, tuple[float, Tensor]]) -> dict[str, Any]:
-    """Differences of sizes, with standard errors that profit from the noise the proposals share."""
+    """Differences of sizes, with standard errors paired by the noise that the proposals share."""
     margins = {
         f"{wide} - {narrow}": {
             "margin": size[wide][0] - size[narrow][0],

@@ -1,28 +1,26 @@
 """Section 5 of the paper: differential expression with controlled false discovery rates on simulated counts.
 
-Every seed is a data set of its own. One task trains one model on one data set; some fit every proposal for it (`grid`),
-others compare few cells with every kind of uncertainty (`few`), and both train the same model from the same seed. The
-rivals, which need packages of their own, are tasks too: skipped where they are not installed, added by --resume.
+Every seed has its own data set. A task trains one model on one data set; tasks of stage `grid` fit every proposal for
+it, those of stage `few` compare few cells with every kind of uncertainty, and both train the same model from the same
+seed. Rivals need packages of their own; their tasks are skipped where these are not installed, and --resume adds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import SIMULATORS
 from vaerdict.tasks import Skipped, Task
-from vaerdict_paper.experiments.genes_few import few, floors
+from vaerdict_paper.experiments.genes_arms import ARMS, donor_arm, few, floors
 from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, Training
 from vaerdict_paper.experiments.genes_grid import grid
 from vaerdict_paper.experiments.genes_measure import DELTA
-from vaerdict_paper.experiments.genes_null import ARMS, donor_arm
 from vaerdict_paper.experiments.rivals import RIVALS, rival_rows
 
 SECTION5, SECTION5_EPOCHS = "section5", 80
@@ -30,14 +28,14 @@ RIVAL_SETS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
     (("scvi-uniform", "wilcoxon"), (None, 50, 20)),
     (("scvi-importance",), (None,)),
 )
-"""Rivals that share a task, and the cells a side they are given; the importance mode takes minutes for one answer."""
+"""Rivals that share a task, and their numbers of cells per group; the importance mode takes minutes per contrast."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of the experiment to run; `stages` names what of it.
+    """How much of the experiment to run, and which of its stages.
 
-    A task trains one small model, so that many cores are faster than a GPU, which is only used when it is asked for.
+    A task trains one small model. Many cores are therefore faster than a GPU, which is used on request only.
     """
 
     on_cores: ClassVar[bool] = True
@@ -62,10 +60,10 @@ class Preset:
     device: str = "cpu"
 
     def stored(self) -> dict[str, Any]:
-        """As tasks hold it; without a device on the CPU, so that tasks are named as before there was a choice."""
-        kept = asdict(self)
-        del kept["training"]["device"]
-        return {name: value for name, value in kept.items() if name != "device" or value != "cpu"}
+        """The preset as it is stored in tasks; without the device if it is the CPU, which keeps the names of tasks."""
+        fields = asdict(self)
+        del fields["training"]["device"]
+        return {name: value for name, value in fields.items() if name != "device" or value != "cpu"}
 
 
 PRESETS = {
@@ -88,9 +86,9 @@ PRESETS = {
 
 # ----------------------------------------------------------------------------------------------------- tasks
 def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
-    """Everything the experiment consists of, the longest first so that all workers end together."""
+    """All tasks of the experiment, the longest first so that all workers end together."""
     n = seeds or preset.seeds
-    made = {
+    makers = {
         "section5": lambda: _on_models("section5", (SECTION5,), min(n, preset.section5_seeds), preset),
         "grid": lambda: _on_models("grid", preset.simulators, n, preset),
         "few": lambda: _on_models("few", preset.simulators, n, preset),
@@ -98,10 +96,10 @@ def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
         "floors": lambda: _floors(preset, n),
         "rivals": lambda: _rivals(preset, n),
     }
-    unknown = [stage for stage in preset.stages if stage not in made]
+    unknown = [stage for stage in preset.stages if stage not in makers]
     if unknown:
-        raise SettingError(f"no stage {', '.join(unknown)}; there are {', '.join(made)}.")
-    return [task for stage in preset.stages for task in made[stage]()]
+        raise SettingError(f"no stage {', '.join(unknown)}; there are {', '.join(makers)}.")
+    return [task for stage in preset.stages for task in makers[stage]()]
 
 
 def _on_models(stage: str, simulators: tuple[str, ...], seeds: int, preset: Preset) -> list[Task]:
@@ -132,7 +130,7 @@ def _floors(preset: Preset, seeds: int) -> list[Task]:
 
 
 def _rivals(preset: Preset, seeds: int) -> list[Task]:
-    """Units that name all they need, so that they are the same under every preset."""
+    """Tasks that hold all their settings, so that they are the same under every preset."""
     simulated = [
         {"stage": "rivals", "simulator": simulator, "seed": seed, "names": list(names), "n_cells": list(n_cells)}
         for names, n_cells in RIVAL_SETS
@@ -147,9 +145,9 @@ def _rivals(preset: Preset, seeds: int) -> list[Task]:
     return [*simulated, *({**task, "n_cells": [None], "cells": preset.donor_cells} for task in from_donors)]
 
 
-def data(preset: Preset) -> Tensor:
-    """The counts of every data set that models are compared on, for the manifest's hash."""
-    return torch.cat([SIMULATORS[s](seed).counts for s in preset.simulators for seed in range(preset.seeds)])
+def data(preset: Preset, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """The counts of every data set that models are compared on, for the hash in the manifest."""
+    return (SIMULATORS[simulator](seed).counts for simulator in preset.simulators for seed in seeds)
 
 
 # ------------------------------------------------------------------------------------------------------ work
@@ -193,7 +191,7 @@ def _few(task: Task) -> dict[str, Any]:
 
 
 def _section5(task: Task) -> dict[str, Any]:
-    """Five types of cells: the model's evidence, and two of the types compared; no refits."""
+    """Five types of cells: the evidence of the model, and two of the types compared; no refits."""
     preset = preset_of(task)
     epochs = min(preset.training.epochs, SECTION5_EPOCHS)
     training = replace(preset.training, batch_size=4 * preset.training.batch_size, epochs=epochs)
@@ -219,8 +217,8 @@ def _rival_rows(task: Task) -> dict[str, Any]:
     arm, seed = task.get("arm"), int(task["set"] if "set" in task else task["seed"])
     sizes = {} if arm is None else {"null": ARMS[arm], "n_cells": task["cells"]}
     problem = Problem.of(task["simulator"], seed, **sizes)
-    found = rival_rows(problem.data, delta=DELTA, names=task["names"], seed=seed, n_cells=task["n_cells"])
-    rows = [{**row, **problem.labels, "delta": DELTA} for row in found]
+    rows = rival_rows(problem.data, delta=DELTA, names=task["names"], seed=seed, n_cells=task["n_cells"])
+    rows = [{**row, **problem.labels, "delta": DELTA} for row in rows]
     if arm is None:
         return {"cross": rows}
     return {"donors": [{**row, "arm": arm} for row in rows if row["estimand"] == "centred"]}

@@ -1,9 +1,9 @@
 """Data sets of the gene experiment, and how its models, proposals and refits are trained.
 
-Model and encoder have one hidden layer of 128 units and ten latents, as scVI's; the decoder's is smooth (SiLU), so that
-every posterior has a curvature to refine by. A model trains until its evidence on validation cells, by proposals
-refined for each of them, no longer rises. The likelihood is a negative binomial, zero-inflated where entries were
-zeroed. Step size and patience were chosen by that evidence on two data sets of the appendix.
+Model and encoder have one hidden layer of 128 units and ten latents, as in scVI; the decoder's activation is smooth
+(SiLU), so that posteriors can be refined by their curvature. A model trains until its evidence on validation cells, by
+proposals refined for each of them, stops rising. The likelihood is a negative binomial, zero-inflated for the simulator
+that zeroes entries. Step size and patience were chosen by that evidence on two data sets of the appendix.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from vaerdict.training import IWAE, RECIPES, Fit, Member, Recipe, RefinedBound, 
 LATENTS, HIDDEN = 10, (128,)
 PROPOSALS = ("VAE", "IWAE", "WW", "CHI")
 MIXTURE = ("IWAE", "WW", "CHI", "PRIOR")
-"""The paper's mixture: three fitted proposals and the prior, in equal shares."""
+"""The paper's mixture: three fitted proposals and the prior with equal weights."""
 
 _SPLIT_SEED, _PROPOSAL_SEED, _REFIT_SEED = 10_000, 20_000, 30_000
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long models, proposals and refits train, with how many particles, and where; all else is done on the CPU."""
+    """Length, particles and device of the training of models, proposals and refits; all else runs on the CPU."""
 
     n_particles: int = 30
     epochs: int = 200
@@ -44,7 +44,7 @@ class Training:
     device: str = "cpu"
 
     def settings(self, **changes: Any) -> Settings:
-        """For models that are trained until their refined evidence stops rising."""
+        """Settings for models that are trained until their refined evidence stops rising."""
         base: dict[str, Any] = {
             "n_particles": self.n_particles,
             "epochs": self.epochs,
@@ -63,7 +63,7 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A simulated data set, and which of its cells train, say when to stop, and score. Shapes: indices ``(n,)``."""
+    """A simulated data set with its training, validation and test cells. Shapes: indices ``(n,)``."""
 
     simulator: str
     seed: int
@@ -74,30 +74,30 @@ class Problem:
 
     @classmethod
     def of(cls, simulator: str, seed: int, **sizes: Any) -> Problem:
-        """The data set of a seed; 80 % of its cells train, at most 500 each stop and score."""
+        """The data set of a seed; at most 500 cells or 10 % each validate and test, the others train."""
         data = SIMULATORS[simulator](seed, **sizes)
         n = len(data.counts)
         order = torch.randperm(n, generator=seeded(_SPLIT_SEED + seed))
-        held = min(500, n // 10)
-        return cls(simulator, seed, data, order[2 * held :], order[held : 2 * held], order[:held])
+        m = min(500, n // 10)
+        return cls(simulator, seed, data, order[2 * m :], order[m : 2 * m], order[:m])
 
     @property
     def likelihood(self) -> CountLikelihood:
-        """Zero-inflated where the simulator zeroes entries."""
+        """Zero-inflated if the simulator zeroes entries."""
         return ZeroInflated() if self.simulator == "released" else NegativeBinomial()
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What every row of this data set says of it."""
+        """The keys that identify this data set in every row."""
         return {"simulator": self.simulator, "dataset": f"{self.simulator}-{self.seed}", "seed": self.seed}
 
     def counts(self, cells: Tensor) -> Tensor:
-        """Counts of some cells."""
+        """Counts of the given cells."""
         return self.data.counts[cells]
 
 
 def start(problem: Problem, recipe: Recipe, family: Family = Normal()) -> Member:  # noqa: B008 - frozen value
-    """A fresh model of a data set's training cells with an encoder, to be trained by a recipe."""
+    """An untrained model for the training cells of a data set with an encoder, to be trained by a recipe."""
     x = problem.counts(problem.train)
     generator = seeded(problem.seed)
     model = CountModel.start(
@@ -113,36 +113,41 @@ def fit_model(problem: Problem, name: str, training: Training) -> Fit:
     return fit
 
 
+def as_counts(fit: Fit) -> CountModel:
+    """The fitted model with its type."""
+    assert isinstance(fit.model, CountModel)
+    return fit.model
+
+
 def fit_proposals(problem: Problem, fit: Fit, training: Training) -> dict[str, Proposal]:
-    """Step two: fresh diagonal proposals by every recipe and a full-rank one for a fixed model, and their mixture."""
+    """Step two: new diagonal proposals by every recipe and a full-rank one for a fixed model, and their mixture."""
     x, seed = problem.counts(problem.train), _PROPOSAL_SEED + problem.seed
-    wanted: list[tuple[str, Recipe, Family]] = [(name, RECIPES[name], Normal()) for name in PROPOSALS]
-    wanted.append(("IWAE-full", IWAE, Normal(full=True)))
-    members = [Member(fit.model, _encoder(x, family, seeded(seed)), recipe, seed) for _, recipe, family in wanted]
+    kinds: list[tuple[str, Recipe, Family]] = [(name, RECIPES[name], Normal()) for name in PROPOSALS]
+    kinds.append(("IWAE-full", IWAE, Normal(full=True)))
+    members = [Member(fit.model, _encoder(x, family, seeded(seed)), recipe, seed) for _, recipe, family in kinds]
     settings = training.settings(epochs=training.proposal_epochs, patience=2)
     x_valid = problem.counts(problem.valid)
     fitted = _trained(members, x, x_valid, settings, learn_model=False, device=training.device)
-    named: dict[str, Proposal] = {name: f.proposal for (name, _, _), f in zip(wanted, fitted, strict=True)}
-    assert isinstance(fit.model, CountModel)
-    prior = Prior(fit.model.prior)
+    named: dict[str, Proposal] = {name: f.proposal for (name, _, _), f in zip(kinds, fitted, strict=True)}
+    prior = Prior(as_counts(fit).prior)
     named["MIS"] = Mixture({name: prior if name == "PRIOR" else named[name] for name in MIXTURE})
     return named
 
 
 def fit_refits(problem: Problem, fit: Fit, training: Training, n: int) -> list[Fit]:
-    """Models of bootstrap resamples of the training cells, from the fit on and for a fixed number of epochs."""
+    """Models of bootstrap resamples of the training cells, started from the fit, for a fixed number of epochs."""
     x, seeds = problem.counts(problem.train), range(_REFIT_SEED + problem.seed, _REFIT_SEED + problem.seed + n)
     resampled = torch.stack([x[torch.randint(len(x), (len(x),), generator=seeded(s))] for s in seeds])
     held_out = problem.counts(problem.valid).expand(n, -1, -1)
     members = [Member(fit.model, fit.proposal, fit.member.recipe, s) for s in seeds]
     epochs = training.refit_epochs
     settings = training.settings(epochs=epochs, patience=None, check_every=epochs)
-    return _trained(members, resampled, held_out, settings, apart=True, device=training.device)
+    return _trained(members, resampled, held_out, settings, per_member=True, device=training.device)
 
 
-def _trained(members: list[Member], x: Tensor, x_valid: Tensor, settings: Settings, **how: Any) -> list[Fit]:
-    """Train, and bring what was trained back to the CPU."""
-    fits = train(members, x, x_valid, settings, **how)
+def _trained(members: list[Member], x: Tensor, x_valid: Tensor, settings: Settings, **options: Any) -> list[Fit]:
+    """Train, and move the fits to the CPU."""
+    fits = train(members, x, x_valid, settings, **options)
     for fit in fits:
         fit.model.cpu()
         fit.proposal.cpu()

@@ -6,26 +6,29 @@ import time
 from functools import partial
 from typing import Any
 
-from vaerdict import de
 from vaerdict.core import Proposal
+from vaerdict.de import model as de_model
+from vaerdict.de.effects import CENTRED
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import Prior
 from vaerdict.samplers import ais
 from vaerdict.training import Fit, refined_evidence
-from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, Training, fit_model, fit_proposals
-from vaerdict_paper.experiments.genes_measure import Made, Sides, assessed, draw, measured
+from vaerdict_paper.experiments.genes_contrasts import MakePosterior, Sides, draw_contrast
+from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, Training, as_counts, fit_model, fit_proposals
+from vaerdict_paper.experiments.genes_measure import assessed, measured
 
 TEMPERATURES, CHAINS, LEAPFROG = 500, 100, 5
-"""The paper's AIS: 500 temperatures and 100 chains from the prior. How a chain moves is not printed; here by HMC."""
+"""The paper's AIS: 500 temperatures and 100 chains from the prior. Its transitions are not printed; here HMC."""
 
+_ABOUT = {"uncertainty": "z+cells", "prior": "model", "weights": "snis"}
 _AIS_KEYS = ("ais", "ais_se", "iwelbo_refined_ais_cells", "seconds_ais", "gradients_ais")
 
 
 def grid(
     problem: Problem, name: str, training: Training, *, n_draws: int, khat_draws: int, ais_cells: int
 ) -> dict[str, Any]:
-    """Train a model, fit every proposal for it, and measure each; `ais_cells` a side get AIS (0: none)."""
+    """Train a model, fit every proposal for it, and measure each; AIS runs on `ais_cells` cells per group (0: none)."""
     fit = fit_model(problem, name, training)
     model = as_counts(fit)
     base = {"model": name, **problem.labels}
@@ -39,20 +42,13 @@ def grid(
     return {"models": [row], "cross": [*_crossed(problem, fit, fitted, base, n_draws, khat_draws), *annealed]}
 
 
-def as_counts(fit: Fit) -> CountModel:
-    """The fitted model as what it is."""
-    assert isinstance(fit.model, CountModel)
-    return fit.model
-
-
 def model_row(problem: Problem, fit: Fit, khat_draws: int) -> dict[str, Any]:
     """A model's evidence on test cells, by its own encoder and by refined proposals."""
     model, x = as_counts(fit), problem.counts(problem.test)
     best = refined_evidence(model, x, fit.proposal, khat_draws, generator=seeded(50_000 + problem.seed))
-    own = assessed(model, fit.proposal, x, khat_draws, seed=problem.seed)
     dispersion = model.log_dispersion
     return {
-        **own,
+        **assessed(model, fit.proposal, x, khat_draws, seed=problem.seed),
         "iwelbo_refined": best.log_evidence.mean().item(),
         "khat_refined": best.khat.nanmedian().item(),
         "ess_refined": (best.ess / khat_draws).median().item(),
@@ -66,30 +62,29 @@ def model_row(problem: Problem, fit: Fit, khat_draws: int) -> dict[str, Any]:
 def _crossed(
     problem: Problem, fit: Fit, fitted: dict[str, Proposal], base: dict[str, Any], n_draws: int, khat_draws: int
 ) -> list[dict[str, Any]]:
-    """Every proposal on all cells with equal draws, weighted, and the encoders without weights too."""
+    """Every proposal on all cells with equal draws and weights, and the encoders also without weights."""
     model, test = as_counts(fit), problem.counts(problem.test)
     sides = Sides.of(problem.data, None, seed=problem.seed)
     x, rows = problem.counts(sides.cells), []
 
-    def row(proposal: str, posterior: Made, **keys: Any) -> dict[str, Any]:
-        drawn = draw(sides, posterior, n_draws, seed=problem.seed)
-        answer = measured(drawn.effect(de.CENTRED, "z+cells"), sides, de.CENTRED)
-        about = {"n_cells": "all", "uncertainty": "z+cells", "prior": "model", "weights": "snis"}
-        return {**base, "proposal": proposal, **about, **drawn.diagnostics(), **answer, **keys}
+    def row(proposal: str, posterior: MakePosterior, **keys: Any) -> dict[str, Any]:
+        drawn = draw_contrast(sides, posterior, n_draws, seed=problem.seed)
+        metrics = measured(drawn.effect(CENTRED, "z+cells"), sides, CENTRED)
+        return {**base, "proposal": proposal, "n_cells": "all", **_ABOUT, **drawn.diagnostics(), **metrics, **keys}
 
     for name, q in fitted.items():
         quality = assessed(model, q, test, khat_draws, seed=problem.seed)
-        rows.append(row(name, partial(de.Proposed, model, x, q), **quality))
+        rows.append(row(name, partial(de_model.Proposed, model, x, q), **quality))
         if name in PROPOSALS:
-            rows.append(row(name, partial(de.Proposed, model, x, q, weighted=False), **quality, weights="plugin"))
-    quality = assessed(model, de.refined(model, test, fit.proposal).proposal, test, khat_draws, seed=problem.seed)
-    return [*rows, row("REFINED", partial(de.refined, model, x, fit.proposal), **quality)]
+            rows.append(row(name, partial(de_model.Proposed, model, x, q, weighted=False), **quality, weights="plugin"))
+    quality = assessed(model, de_model.refined(model, test, fit.proposal).proposal, test, khat_draws, seed=problem.seed)
+    return [*rows, row("REFINED", partial(de_model.refined, model, x, fit.proposal), **quality)]
 
 
 def _annealed(
     problem: Problem, model: CountModel, fit: Fit, base: dict[str, Any], ais_cells: int
 ) -> list[dict[str, Any]]:
-    """AIS on a few cells a side and, on the same cells with as many draws, the refined proposal."""
+    """AIS on a few cells per group and, on the same cells with as many draws, the refined proposal."""
     sides = Sides.of(problem.data, ais_cells, seed=problem.seed)
     x = problem.counts(sides.cells)
     started = time.perf_counter()
@@ -104,7 +99,7 @@ def _annealed(
     )
     seconds = time.perf_counter() - started
     evidence = refined_evidence(model, x, fit.proposal, 1000, generator=seeded(70_000 + problem.seed)).log_evidence
-    about = {"n_cells": ais_cells, "uncertainty": "z+cells", "prior": "model", "weights": "snis", "beside_ais": True}
+    about = {"n_cells": ais_cells, **_ABOUT, "beside_ais": True}
     cost = {
         "ais": chains.log_evidence.mean().item(),
         "ais_se": chains.standard_error.square().sum().sqrt().item() / len(x),
@@ -114,15 +109,15 @@ def _annealed(
         "temperatures": TEMPERATURES,
         "chains": CHAINS,
     }
-    posteriors: dict[str, Made] = {
-        "AIS": partial(de.Given, model, chains.z, chains.log_w.to(chains.z)),
-        "REFINED": partial(de.refined, model, x, fit.proposal),
+    posteriors: dict[str, MakePosterior] = {
+        "AIS": partial(de_model.Given, model, chains.z, chains.log_w.to(chains.z)),
+        "REFINED": partial(de_model.refined, model, x, fit.proposal),
     }
     rows = []
     for name, posterior in posteriors.items():
-        drawn = draw(sides, posterior, CHAINS, seed=problem.seed)
-        answer = measured(drawn.effect(de.CENTRED, "z+cells"), sides, de.CENTRED)
+        drawn = draw_contrast(sides, posterior, CHAINS, seed=problem.seed)
+        metrics = measured(drawn.effect(CENTRED, "z+cells"), sides, CENTRED)
         rows.append(
-            {**base, "proposal": name, **about, **drawn.diagnostics(), **answer, **(cost if name == "AIS" else {})}
+            {**base, "proposal": name, **about, **drawn.diagnostics(), **metrics, **(cost if name == "AIS" else {})}
         )
     return rows

@@ -1,4 +1,4 @@
-"""What is measured of a model, a proposal or a classifier on MNIST: one flat row each."""
+"""Measurements of a model, a proposal or a classifier on MNIST: one flat row each."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vaerdict.inference.class_posterior import ClassPosterior
 
 from vaerdict import selective
 from vaerdict.classify.agreement import Agreement
+from vaerdict.inference.class_probabilities import ClassPosterior
 
 UNSEEN = 9
 """The digit that is never labelled."""
 
 
 def decisions_of(prob: Tensor, label: Tensor, n_known: int, suffix: str = "") -> dict[str, float]:
-    """Accuracy on known digits, and how well each reject score singles out the unseen one, keys ending in `suffix`.
+    """Accuracy on known digits, and average precision and AUROC of each reject score; keys end in `suffix`.
 
-    With free classes, `prob` having more columns than there are known digits, accuracy is that among the known. Too few
-    digits to hold both kinds have an accuracy alone.
+    With free classes (`prob` has more columns than there are known digits) accuracy is that among the known. If only
+    known or only unseen digits are given, there is only an accuracy.
     """
     unseen, free = label == UNSEEN, range(n_known, prob.shape[-1])
     known = prob if not free else selective.among_known(prob, free)
@@ -34,7 +34,7 @@ def decisions_of(prob: Tensor, label: Tensor, n_known: int, suffix: str = "") ->
 
 
 def weights_of(answer: ClassPosterior, n_draws: int) -> dict[str, float]:
-    """K-hat (its median), share of digits under the threshold, effective sample size as a share, evidence."""
+    """Median k-hat, share of digits below the threshold, effective sample size as a share of draws, evidence."""
     return {
         "khat": answer.khat.nanmedian().item(),
         "khat_share_ok": answer.certified.double().mean().item(),
@@ -43,28 +43,28 @@ def weights_of(answer: ClassPosterior, n_draws: int) -> dict[str, float]:
     }
 
 
-def agreement_row(found: Agreement, log_score_plugin: float) -> dict[str, Any]:
-    """The words that separate errors of inference from errors of the model, and what they rest on."""
+def agreement_row(agreement: Agreement, log_score_plugin: float) -> dict[str, Any]:
+    """The verdicts that separate errors of inference from errors of the model, with their numbers."""
     return {
-        "certified_share": found.certified,
-        "n_held_out": found.n,
-        "accuracy": found.accuracy,
-        "confidence": found.expected_accuracy,
-        "gap": found.expected_accuracy - found.accuracy,
-        "gap_se": found.accuracy_se,
-        "log_score": found.log_score,
+        "certified_share": agreement.certified,
+        "n_held_out": agreement.n,
+        "accuracy": agreement.accuracy,
+        "confidence": agreement.expected_accuracy,
+        "gap": agreement.expected_accuracy - agreement.accuracy,
+        "gap_se": agreement.accuracy_se,
+        "log_score": agreement.log_score,
         "log_score_plugin": log_score_plugin,
-        "ece": found.calibration_error,
-        "p_value": found.p_value,
-        "inference": "certified" if found.inference_certified else "not certified",
-        "model_word": "agrees" if found.model_agrees else "disagrees",
+        "ece": agreement.calibration_error,
+        "p_value": agreement.p_value,
+        "inference": "certified" if agreement.inference_certified else "not certified",
+        "model_verdict": "agrees" if agreement.model_agrees else "disagrees",
     }
 
 
 def rule_rows(
     held_out: Tensor, prob: Tensor, label: Tensor, n_known: int, *, estimator: str, alpha: float = 0.05
 ) -> list[dict[str, Any]]:
-    """What a conformal threshold chosen on held-out known digits rejects on test digits, for each reject score."""
+    """Rejections of test digits by a conformal threshold chosen on held-out known digits, for each reject score."""
     scores = {"1 - max": selective.one_minus_max, "entropy": selective.entropy}
     free = range(n_known, prob.shape[-1])
     if free:
@@ -92,7 +92,7 @@ def rule_rows(
 
 
 def curve_rows(prob: Tensor, label: Tensor, score: Tensor, name: str, *, points: int = 150) -> list[dict[str, Any]]:
-    """Precision against recall of rejecting the unseen digit, and risk against coverage where it counts as an error."""
+    """Precision against recall of rejecting the unseen digit, and risk against coverage with it counted as an error."""
     swept = selective.sweep(score, label == UNSEEN)
     curve = selective.risk_coverage(score, prob.argmax(-1) != label)
     pairs = {"precision-recall": (swept.recall, swept.precision), "risk-coverage": (curve.coverage, curve.risk)}
@@ -110,7 +110,7 @@ def _thinned(values: Tensor, points: int) -> list[float]:
 def digit_rows(
     x: Tensor, prob: Tensor, label: Tensor, score: Tensor, threshold: float, *, count: int = 16
 ) -> list[dict[str, Any]]:
-    """Some digits rejected, wrongly rejected and wrongly accepted by a threshold: the clearest cases of each."""
+    """Digits correctly rejected, wrongly rejected and wrongly accepted by a threshold: the clearest cases of each."""
     unseen, rejected = label == UNSEEN, score > threshold
     kinds = {
         "rejected": (unseen & rejected, True),
@@ -119,8 +119,8 @@ def digit_rows(
     }
     rows = []
     for kind, (mask, descending) in kinds.items():
-        found = mask.nonzero().flatten()
-        chosen = found[score[found].argsort(descending=descending)[:count]].tolist()
+        cases = mask.nonzero().flatten()
+        chosen = cases[score[cases].argsort(descending=descending)[:count]].tolist()
         rows += [
             {
                 "kind": kind,

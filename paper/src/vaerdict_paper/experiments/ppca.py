@@ -1,14 +1,14 @@
-"""Section 3 of the paper: models and proposals on simulated pPCA data, where every answer can be checked.
+"""Section 3 of the paper: models and proposals on simulated pPCA data, where exact answers are known.
 
-Every seed has a data set of its own beside its own initialisation, so that spreads and standard errors cover both. One
-task trains all models of one seed and particle count, fits every proposal for every model, and measures each pair with
-equal draws. `beyond.py` adds what the paper does not have; `audit.py` what its released code did.
+Every seed has its own data set and its own initialisation, so that spreads and standard errors cover both. A task
+trains all models of one seed and particle count, fits every proposal for every model, and measures each pair with equal
+draws. `ppca_extensions.py` goes beyond the paper; `audit.py` examines its released code.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
@@ -32,7 +32,7 @@ THRESHOLDS = torch.logspace(-2, 1, 40, dtype=torch.float64)
 
 PROPOSALS = (VAE, IWAE, WW, CHI)
 MIXTURE = ("IWAE", "WW", "CHI", "PRIOR")
-"""The paper's mixture: three fitted proposals and the prior, in equal shares."""
+"""The paper's mixture: three fitted proposals and the prior with equal weights."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,25 @@ PRESETS = {
 
 
 def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
-    """Everything the experiment consists of, longest first so that two workers end together."""
+    """All tasks of the experiment, longest first so that all workers end together."""
     settings = asdict(preset)
-    every = range(seeds or preset.seeds)
-    grid = [
-        {"stage": "grid", "k": k, "seed": s, **settings} for k in sorted(preset.particles, reverse=True) for s in every
-    ]
-    beyond = [{"stage": "beyond", "seed": s, **settings} for s in every] if preset.beyond else []
-    return [*grid, *beyond, *({"stage": "floors", "seed": s, **settings} for s in every)]
+    all_seeds = range(seeds or preset.seeds)
+    counts = sorted(preset.particles, reverse=True)
+    grid = [{"stage": "grid", "k": k, "seed": s, **settings} for k in counts for s in all_seeds]
+    beyond = [{"stage": "beyond", "seed": s, **settings} for s in all_seeds] if preset.beyond else []
+    return [*grid, *beyond, *({"stage": "floors", "seed": s, **settings} for s in all_seeds)]
+
+
+def data(preset: Preset, seeds: Sequence[int]) -> Iterator[Tensor]:
+    """The training data of every seed, for the hash in the manifest."""
+    return (Problem.of(preset, seed).data.x_train for seed in seeds)
 
 
 def work(task: Task) -> dict[str, Any]:
     """Do one task (see `tasks`)."""
-    from vaerdict_paper.experiments import beyond
+    from vaerdict_paper.experiments import ppca_extensions
 
-    stages = {"grid": grid, "beyond": beyond.beyond, "floors": beyond.floors}
+    stages = {"grid": grid, "beyond": ppca_extensions.beyond, "floors": ppca_extensions.floors}
     return stages[task["stage"]](preset_of(task), task)
 
 
@@ -87,7 +91,7 @@ def preset_of(task: Task) -> Preset:
 
 
 def grid(preset: Preset, task: Task) -> dict[str, Any]:
-    """Train every model of one seed at one particle count, then every proposal for every model, and measure all."""
+    """Train every model of one seed at one particle count, fit every proposal for each, and measure all pairs."""
     k, seed = task["k"], task["seed"]
     problem = Problem.of(preset, seed)
     settings = training_settings(preset, k)
@@ -118,11 +122,10 @@ def training_settings(preset: Preset, k: int) -> Settings:
 def cross_rows(
     problem: Problem, preset: Preset, label: str, fit: Fit, k: int, settings: Settings
 ) -> list[dict[str, Any]]:
-    """Fit fresh proposals of every kind for one fixed model, and measure each of them and their mixture."""
-    wanted = [member(problem, r.name, fit.seed + 1000) for r in PROPOSALS] + [
-        member(problem, "CHI", fit.seed + 1000, Student())
-    ]
-    members = [replace(m, model=fit.model) for m in wanted]
+    """Fit new proposals of every kind for one fixed model, and measure each of them and their mixture."""
+    seed = fit.seed + 1000
+    members = [member(problem, r.name, seed) for r in PROPOSALS] + [member(problem, "CHI", seed, Student())]
+    members = [replace(m, model=fit.model) for m in members]
     x = problem.data.x_train
     fitted = train(members, x, x[:64], settings, learn_model=False)
     model = as_ppca(fit.model)
@@ -137,13 +140,13 @@ def cross_rows(
 
 
 def member(problem: Problem, name: str, seed: int, family: Normal | Student = Normal()) -> Member:  # noqa: B008 - frozen value
-    """A model at the experiment's start (task noise) with a fresh encoder of one hidden layer of 128."""
+    """An untrained model (unit noise) with a new encoder of one hidden layer of 128 units."""
     encoder = family.make(problem.data.x_train, problem.data.weight.shape[1], hidden=(128,), generator=seeded(seed))
     return Member(PPCA(problem.data.weight, 1.0), encoder, RECIPES[name], seed)
 
 
 def as_ppca(module: object) -> PPCA:
-    """A trained module as the pPCA that it is in this experiment."""
+    """A trained module with its type."""
     assert isinstance(module, PPCA)
     return module
 
@@ -151,7 +154,7 @@ def as_ppca(module: object) -> PPCA:
 def model_row(
     problem: Problem, preset: Preset, label: str, fit: Fit, k: int, training: str = "paper"
 ) -> dict[str, Any]:
-    """Goodness of a fitted model and of the encoder trained with it."""
+    """Metrics of a fitted model and of the encoder trained with it."""
     model, q = as_ppca(fit.model), fit.proposal
     x = problem.data.x_test
     with torch.no_grad():
@@ -175,7 +178,7 @@ def model_row(
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The data with what is exactly known about them."""
+    """A data set and the exact answers of its generator on the test points."""
 
     data: LinearGaussianData
     truth: Tensor
@@ -183,7 +186,7 @@ class Problem:
 
     @classmethod
     def of(cls, preset: Preset, seed: int = 0) -> Problem:
-        """The data set of a seed and the true generator's answers on its test split."""
+        """The problem of a seed."""
         return _problem(preset.data_seed + seed, preset.loadings)
 
 
@@ -197,7 +200,7 @@ def _problem(seed: int, loadings: str) -> Problem:
 
 
 def iwelbo_of(model: PPCA, q: Proposal, x: Tensor, n: int, *, seed: int) -> float:
-    """Held-out IWELBO with n draws, in pieces that fit in memory."""
+    """Held-out IWELBO with n draws, computed in parts that fit in memory."""
     generator = seeded(10_000 + seed)
     total = 0.0
     for part in x.split(max(1, 2_000_000 // n)):
@@ -224,9 +227,24 @@ def measure(
     source: Any = seeded,
     with_khat: bool = True,
 ) -> dict[str, Any]:
-    """Errors of P(z_1 >= nu | x) with equal draws, split into the model's and the sampler's, and the diagnostics.
+    """Errors of P(z_1 >= nu | x), split into those of the model and of the sampler, and diagnostics.
 
-    `source` makes the randomness from a seed: `seeded` for i.i.d. draws, or a Sobol source.
+    Parameters
+    ----------
+    problem, preset
+        The data with exact answers, and the numbers of draws.
+    model, q
+        The model and the proposal that is weighted for it.
+    seed
+        The seed of the draws.
+    n_draws
+        The number of draws; that of the preset by default.
+    smooth
+        Whether weights are Pareto-smoothed.
+    source
+        Makes the randomness from a seed: `seeded` for i.i.d. draws, or a Sobol source.
+    with_khat
+        Whether k-hat is computed too.
     """
     x, n = problem.data.x_test, n_draws or preset.n_draws
     exact = _exact_tail(model, x)
@@ -260,7 +278,7 @@ def _estimate(f: Tensor, log_w: Tensor, q: Proposal, n: int, smooth: bool) -> An
 def khat_summary(model: PPCA, q: Proposal, x: Tensor, n: int, *, seed: int) -> dict[str, Any]:
     """Median and quantiles of k-hat over the first test points with many draws, and the share whose verdict is ok.
 
-    A few observations at a time: a flow spreads every particle over hundreds of numbers.
+    A few observations at a time, because a flow needs hundreds of numbers per particle.
     """
     generator = seeded(30_000 + seed)
     khats, verdicts = [], []

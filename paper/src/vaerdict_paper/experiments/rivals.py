@@ -1,9 +1,9 @@
-"""What biologists use today on the same data: scvi-tools, scanpy's Wilcoxon test and DESeq2 on pseudobulk.
+"""Other tools on the same data: scvi-tools, scanpy's Wilcoxon test and DESeq2 on pseudobulk, with their defaults.
 
-Each is run as it comes, with its defaults. scvi-tools states probabilities that |LFC| >= delta. The tests state
-adjusted p-values, which are no such probabilities: the FDR they state of their first k genes is the k-th adjusted
-p-value. DESeq2 tests |LFC| > delta. The Wilcoxon test only knows no change at all; as its users do, genes of an
-estimated |LFC| under delta are therefore not called, however small their p-value.
+scvi-tools gives probabilities that |LFC| >= delta. The tests give adjusted p-values, which are no such probabilities:
+the FDR that they state for their first k genes is the k-th adjusted p-value. DESeq2 tests |LFC| > delta. The Wilcoxon
+test has no threshold; as is common practice, genes of an estimated |LFC| below delta are not called, however small
+their p-value.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from torch import Tensor
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import CountData
 from vaerdict.de.metrics import measure, measure_tested
-from vaerdict.noise import seeded
 from vaerdict.optional import isolated, require
+from vaerdict_paper.experiments.genes_contrasts import sample_cells
 
 
-class Fitted(NamedTuple):
-    """A trained scvi-tools model and the seconds it took."""
+class ScviFit(NamedTuple):
+    """A trained scvi-tools model and the seconds of its training."""
 
     model: Any
     seconds: float
 
 
-def train_scvi(counts: Tensor, *, seed: int = 0, max_epochs: int | None = None, **settings: Any) -> Fitted:
-    """Train scvi-tools' SCVI on counts ``(cells, genes)``; epochs and `settings` are its defaults unless given."""
+def train_scvi(counts: Tensor, *, seed: int = 0, max_epochs: int | None = None, **settings: Any) -> ScviFit:
+    """Train SCVI of scvi-tools on counts ``(cells, genes)``; epochs and `settings` are its defaults unless given."""
     scvi, anndata = require("scvi", "rivals"), require("anndata", "rivals")
     with isolated(seed):
         adata = anndata.AnnData(counts.numpy())
         started = time.perf_counter()
         scvi.model.SCVI.setup_anndata(adata)
         model = scvi.model.SCVI(adata, **settings)
-        # its default split, 90 % to train on, draws from the operating system unless it is told the cells
+        # its default split, 90 % for training, is seeded by the operating system unless the cells are given
         split = np.split(np.random.permutation(len(counts)), [math.ceil(0.9 * len(counts))])  # noqa: NPY002
         model.train(
             max_epochs=max_epochs,
@@ -48,11 +48,11 @@ def train_scvi(counts: Tensor, *, seed: int = 0, max_epochs: int | None = None, 
             logger=False,
             datasplitter_kwargs={"external_indexing": split},
         )
-        return Fitted(model, time.perf_counter() - started)
+        return ScviFit(model, time.perf_counter() - started)
 
 
-class Contrast(NamedTuple):
-    """Cells of two groups, a over b, out of all cells; `model` is scvi-tools' of all of them.
+class RivalContrast(NamedTuple):
+    """Cells of two groups, a over b, among all cells; `model` is a scvi-tools model of all cells.
 
     Shapes: ``counts (cells, genes)``, ``a (n_a,)`` and ``b (n_b,)`` indices of cells, ``donors (cells,)``.
     """
@@ -65,12 +65,12 @@ class Contrast(NamedTuple):
     model: Any = None
 
     def frame(self) -> tuple[np.ndarray, list[str]]:
-        """Counts of the cells of both groups, those of a first, and the group of each."""
+        """Counts of the cells of both groups, group a first, and the group of each cell."""
         return self.counts[torch.cat([self.a, self.b])].numpy(), ["a"] * len(self.a) + ["b"] * len(self.b)
 
 
-class Found(NamedTuple):
-    """What a rival says of each gene: a probability of |LFC| >= delta or an adjusted p-value, and the log2 fold change.
+class RivalAnswer(NamedTuple):
+    """Per gene the log2 fold change, and the probability of |LFC| >= delta or an adjusted p-value.
 
     Shapes: all ``(genes,)``.
     """
@@ -88,20 +88,20 @@ class Found(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------------- the rivals
-def scvi_uniform(contrast: Contrast) -> Found:
-    """scvi-tools' ``differential_expression`` in mode ``change``: pairs of random cells, latents from the encoder."""
+def scvi_uniform(contrast: RivalContrast) -> RivalAnswer:
+    """``differential_expression`` of scvi-tools in mode ``change``: pairs of random cells, latents from the encoder."""
     return _scvi(contrast, "uniform")
 
 
-def scvi_importance(contrast: Contrast, **settings: Any) -> Found:
-    """The same with its importance weights, which take minutes where the uniform ones take seconds.
+def scvi_importance(contrast: RivalContrast, **settings: Any) -> RivalAnswer:
+    """The same with its importance weights, which take minutes instead of seconds.
 
-    `settings` are those of its ``get_importance_weights``, its defaults unless given.
+    `settings` are those of its ``get_importance_weights``, with its defaults.
     """
     return _scvi(contrast, "importance", importance_weighting_kwargs=settings)
 
 
-def _scvi(contrast: Contrast, weights: str, **settings: Any) -> Found:
+def _scvi(contrast: RivalContrast, weights: str, **settings: Any) -> RivalAnswer:
     a, b = contrast.a.numpy(), contrast.b.numpy()
     table = contrast.model.differential_expression(
         idx1=a,
@@ -113,10 +113,10 @@ def _scvi(contrast: Contrast, weights: str, **settings: Any) -> Found:
         silent=True,
         **settings,
     ).loc[contrast.model.adata.var_names]
-    return Found(_column(table, "lfc_mean"), prob=_column(table, "proba_de"))
+    return RivalAnswer(_column(table, "lfc_mean"), prob=_column(table, "proba_de"))
 
 
-def wilcoxon(contrast: Contrast) -> Found:
+def wilcoxon(contrast: RivalContrast) -> RivalAnswer:
     """scanpy's Wilcoxon rank-sum test on log-normalised counts, Benjamini-Hochberg."""
     scanpy, anndata = require("scanpy", "rivals"), require("anndata", "rivals")
     counts, group = contrast.frame()
@@ -126,10 +126,10 @@ def wilcoxon(contrast: Contrast) -> Found:
     scanpy.tl.rank_genes_groups(adata, "group", groups=["a"], reference="b", method="wilcoxon")
     table = scanpy.get.rank_genes_groups_df(adata, "a").set_index("names").loc[adata.var_names]
     lfc, q = _column(table, "logfoldchanges"), _column(table, "pvals_adj")
-    return Found(lfc, q=torch.where(lfc.abs() >= contrast.delta, q, 1))
+    return RivalAnswer(lfc, q=torch.where(lfc.abs() >= contrast.delta, q, 1))
 
 
-def pseudobulk(contrast: Contrast) -> Found:
+def pseudobulk(contrast: RivalContrast) -> RivalAnswer:
     """DESeq2 (pydeseq2) on the summed counts of every donor, Wald test of |LFC| > delta, Benjamini-Hochberg."""
     pydeseq2, pandas = require("pydeseq2.dds", "rivals"), require("pandas", "rivals")
     ds, inference = (
@@ -155,19 +155,19 @@ def pseudobulk(contrast: Contrast) -> Found:
         quiet=True,
     )
     test.summary()
-    # genes it has no opinion on: never counted, outliers, or too few counts to be worth a test
+    # NaN for genes that it does not test: without counts, outliers, or too few counts
     q = _column(test.results_df, "padj").nan_to_num(1.0)
-    return Found(_column(test.results_df, "log2FoldChange").nan_to_num(0.0), q=q)
+    return RivalAnswer(_column(test.results_df, "log2FoldChange").nan_to_num(0.0), q=q)
 
 
-def _sums(contrast: Contrast) -> tuple[np.ndarray, list[str]]:
-    """Counts of every donor summed over its cells in the contrast, and the donor's group."""
+def _sums(contrast: RivalContrast) -> tuple[np.ndarray, list[str]]:
+    """Counts summed over the cells of each donor in the contrast, and the group of each donor."""
     assert contrast.donors is not None
     counts, group = [], []
     for name, side in (("a", contrast.a), ("b", contrast.b)):
-        owner = contrast.donors[side]
-        for donor in owner.unique():
-            counts.append(contrast.counts[side[owner == donor]].sum(0))
+        donors = contrast.donors[side]
+        for donor in donors.unique():
+            counts.append(contrast.counts[side[donors == donor]].sum(0))
             group.append(name)
     if min(group.count("a"), group.count("b")) < 2:
         raise SettingError(f"{len(group)} donors leave a group with fewer than two; pseudobulk needs replicates.")
@@ -175,9 +175,9 @@ def _sums(contrast: Contrast) -> tuple[np.ndarray, list[str]]:
 
 
 class Rival(NamedTuple):
-    """What a rival does, and the packages it needs."""
+    """A rival's method, and the packages that it needs."""
 
-    answer: Callable[[Contrast], Found]
+    answer: Callable[[RivalContrast], RivalAnswer]
     packages: tuple[str, ...]
 
 
@@ -187,7 +187,7 @@ RIVALS: dict[str, Rival] = {
     "wilcoxon": Rival(wilcoxon, ("scanpy", "anndata")),
     "pseudobulk": Rival(pseudobulk, ("pydeseq2.dds", "pydeseq2.ds", "pydeseq2.default_inference", "pandas")),
 }
-"""The rivals by the name they have in tables."""
+"""The rivals by their names in tables."""
 
 
 # ---------------------------------------------------------------------------------------------------- the rows
@@ -202,12 +202,28 @@ def rival_rows(
     n_cells: Sequence[int | None] = (None,),
     max_epochs: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of metrics and seconds of the named rivals, for every number of cells a side (None: all).
+    """Metrics and seconds of rivals, one row per number of cells, rival and truth.
 
-    scvi-tools is trained once, on all cells, and asked about the cells of the contrast; ``seconds_train`` is apart from
-    ``seconds``. Every rival is held against both truths: ``estimand`` is ``proportion`` for changes of proportions,
-    which normalised expression shows, and ``centred`` for changes of expression itself. Pseudobulk is left out where
-    there are no donors.
+    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. Every rival is scored
+    against two truths: ``estimand`` is ``proportion`` for changes of proportions, which normalised expression shows,
+    and ``centred`` for changes of expression. Pseudobulk is left out if there are no donors.
+
+    Parameters
+    ----------
+    data
+        The simulated counts.
+    group_a, group_b
+        The states that are compared.
+    delta
+        The threshold of |LFC|.
+    names
+        The rivals to run.
+    seed
+        The seed of training and of the choice of cells.
+    n_cells
+        Numbers of cells per group (None: all).
+    max_epochs
+        Epochs of scvi-tools; its default if None.
     """
     unknown = [name for name in names if name not in RIVALS]
     if unknown:
@@ -219,31 +235,21 @@ def rival_rows(
     fit = train_scvi(data.counts, seed=seed, max_epochs=max_epochs) if scvi else None
     rows = []
     for n in n_cells:
-        a, b = (side_cells(data.labels, group, n, seed=seed) for group in (group_a, group_b))
-        contrast = Contrast(data.counts, a, b, delta, data.donors, fit.model if fit else None)
+        a, b = (sample_cells(data.labels, group, n, seed=seed) for group in (group_a, group_b))
+        contrast = RivalContrast(data.counts, a, b, delta, data.donors, fit.model if fit else None)
         shared = {"proposal": None, "seed": seed, "n_cells": n or "all"}
         for name in names:
-            found, seconds = ask(RIVALS[name], contrast, seed)
-            spent = {"seconds": seconds, "seconds_train": fit.seconds if fit and name in scvi else 0.0}
+            answer, seconds = timed_answer(RIVALS[name], contrast, seed)
+            times = {"seconds": seconds, "seconds_train": fit.seconds if fit and name in scvi else 0.0}
             for estimand in ("centred", "proportion"):
                 truth = data.lfc(group_a, group_b, proportions=estimand == "proportion")
-                row = {"model": name, **shared, "estimand": estimand, **spent}
-                rows.append(row | found.measure(truth, delta))
+                row = {"model": name, **shared, "estimand": estimand, **times}
+                rows.append(row | answer.measure(truth, delta))
     return rows
 
 
-def side_cells(labels: Tensor, group: int, n_cells: int | None, *, seed: int) -> Tensor:
-    """The cells of a group that take part in a contrast: all, or `n_cells` of them at random."""
-    cells = (labels == group).nonzero().flatten()
-    if n_cells is None:
-        return cells
-    if n_cells > len(cells):
-        raise SettingError(f"n_cells={n_cells} of group {group} were asked for, it has {len(cells)}.")
-    return cells[torch.randperm(len(cells), generator=seeded(seed))[:n_cells]].sort().values
-
-
-def ask(rival: Rival, contrast: Contrast, seed: int) -> tuple[Found, float]:
-    """A rival's answer and the seconds it took."""
+def timed_answer(rival: Rival, contrast: RivalContrast, seed: int) -> tuple[RivalAnswer, float]:
+    """A rival's answer and its seconds."""
     with isolated(seed):
         started = time.perf_counter()
         return rival.answer(contrast), time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""Rebuild the result tables of Markdown pages: ``python -m vaerdict_paper.pages README.md docs/results.md``."""
+"""Rebuild the result tables of Markdown pages: ``python -m vaerdict_paper.pages README.md docs/*.md``."""
 
 import sys
 from pathlib import Path
@@ -9,4 +9,5 @@ RESULTS = Path(__file__).parents[3] / "results"
 
 if __name__ == "__main__":
     for page in map(Path, sys.argv[1:]):
-        print(f"{page}: {', '.join(update_tables(page, RESULTS))}")
+        if names := update_tables(page, RESULTS):
+            print(f"{page}: {', '.join(names)}")

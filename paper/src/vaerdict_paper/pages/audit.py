@@ -1,4 +1,4 @@
-"""The page of the audit: what the released code did, and what of its figures comes from that."""
+"""The page of the audit: what the released code did, and which of its figures come from that."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from vaerdict.report import figures
-from vaerdict.report.claims import RULE, Claim, Evidence, tally
-from vaerdict.report.document import Block, Document, Picture, Section
-from vaerdict.report.summary import Row, by_seed, grouped, mean_of, number, rows_of, summarise, where
-from vaerdict.report.tables import Column, Table, Value, cell
+from vaerdict.report.document import Block, Document, Picture, present
+from vaerdict.report.records import Row, grouped, rows_of
+from vaerdict.report.tables import Column, Table, Value, number
+from vaerdict_paper.pages.claims import RULE, Claim, Evidence, tally
+from vaerdict_paper.pages.figures import line, log_curves
 from vaerdict_paper.pages.ppca_tables import KHAT, MAE
+from vaerdict_paper.pages.seed_statistics import by_seed, cell, cells, mean_of, minus, summarise, where
 
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
@@ -20,20 +21,20 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     fits = rows_of(results, "fits", "k", "loss", "steps", "seed", "variance", "best_variance")
     collapse = rows_of(results, "collapse", "k_train", "loss", "seed")
     mixture = rows_of(results, "mixture", "setting", "against", "seed", "gain")
-    claims = [_runs_away(fits), _costs(collapse), *_gains(mixture)]
-    sections = [
-        Section("What the audit finds", [f"{RULE} Here data sets and replicates stand for seeds.", claims]),
-        Section("The sign of the chi loss", [*_derivatives(derivatives), *_figures(fits), *_fits(fits)]),
-        Section("The chi model by either loss", _collapse(collapse)),
-        Section("The mixture's budget", _mixture(mixture)),
-        Section("The released figures, found again?", [*_comparison(results), *_patterns(results)]),
+    claims = [_variance_claim(fits), _cost_claim(collapse), *_mixture_claims(mixture)]
+    sections: list[tuple[str, list[Block | None]]] = [
+        ("Claims on the released code", [f"{RULE} Here data sets and replicates take the place of seeds.", claims]),
+        ("The sign of the chi loss", [_derivatives(derivatives), *_figures(fits), _fits(fits)]),
+        ("The chi model by either loss", [_collapse(collapse)]),
+        ("The number of draws of the mixture", [_mixture(mixture)]),
+        ("Reproducing the released figures", [_comparison(results), _patterns(results)]),
     ]
-    words = [f"Of {len(claims)} statements on the released code, {tally(claims)}.", *_sign(derivatives)]
-    return Document("Audit of the released code", words, [s for s in sections if s.blocks], manifest)
+    summary = [f"Of {len(claims)} claims on the released code, {tally(claims)}.", *_sign(derivatives)]
+    return Document("Audit of the released code", summary, present(sections), manifest)
 
 
 def _sign(derivatives: Sequence[Row]) -> list[str]:
-    """The released derivative beside the exact one, at the most particles."""
+    """The released derivative and the exact one, at the largest number of particles."""
     released = where(derivatives, loss="released")
     if not released:
         return []
@@ -44,26 +45,26 @@ def _sign(derivatives: Sequence[Row]) -> list[str]:
     ]
 
 
-def _runs_away(fits: Sequence[Row]) -> Claim:
+def _variance_claim(fits: Sequence[Row]) -> Claim:
     evidence = []
     for (k,), rows in grouped(where(fits, loss="released"), "k").items():
         last = where(rows, steps=max(row["steps"] for row in rows))
-        best = math.log10(last[0]["best_variance"])  # in logarithms, so that a variance that ran away counts too
-        gap = summarise(value - best for value in by_seed(last, "log10_variance").values())
+        # in logarithms, so that a variance that diverged counts too
+        gap = minus(by_seed(last, "log10_variance"), math.log10(last[0]["best_variance"]))
         evidence.append(Evidence(f"log10 of variance over the best, {k} particles", gap, +1, 2, over="replicates"))
-    return Claim("Descending the released chi loss fits a variance above the optimum.", evidence)
+    return Claim("Minimising the released chi loss fits a variance above the optimum.", evidence)
 
 
-def _costs(collapse: Sequence[Row]) -> Claim:
+def _cost_claim(collapse: Sequence[Row]) -> Claim:
     evidence = [
         Evidence(f"held-out log p lost, {k} particles", mean_of(rows, "behind"), +1, over="data sets")
         for (k,), rows in grouped(where(collapse, loss="released"), "k_train").items()
     ]
-    return Claim("Trained by the released chi loss, the model is worse than by ours.", evidence)
+    return Claim("The model trained by the released chi loss is worse than that by ours.", evidence)
 
 
-def _gains(mixture: Sequence[Row]) -> list[Claim]:
-    """The mixture's gain over single proposals in each setting of budgets."""
+def _mixture_claims(mixture: Sequence[Row]) -> list[Claim]:
+    """The gain of the mixture over single proposals, for each pair of numbers of draws."""
     return [
         Claim(
             f"The mixture beats single proposals: {setting}.",
@@ -81,9 +82,9 @@ def _gains(mixture: Sequence[Row]) -> list[Claim]:
     ]
 
 
-def _derivatives(rows: Sequence[Row]) -> list[Block]:
+def _derivatives(rows: Sequence[Row]) -> Table | None:
     if not rows:
-        return []
+        return None
     body = [{**row, "derivative": Value(row["derivative"], row["se"])} for row in sorted(rows, key=lambda r: r["k"])]
     columns = [
         Column("loss", "loss"),
@@ -91,9 +92,8 @@ def _derivatives(rows: Sequence[Row]) -> list[Block]:
         Column("derivative", "derivative (± se)", 3, signed=True),
         Column("exact", "of the bound", 3, signed=True),
     ]
-    return [
-        Table("derivatives", "Derivative of each chi loss in the log-scale of q, and the bound's own.", columns, body)
-    ]
+    caption = "Derivative of each chi loss in the log-scale of q, and that of the bound."
+    return Table("derivatives", caption, columns, body)
 
 
 def _figures(fits: Sequence[Row]) -> list[Block]:
@@ -101,26 +101,20 @@ def _figures(fits: Sequence[Row]) -> list[Block]:
 
 
 def _figure(k: int, rows: Sequence[Row]) -> Picture:
-    lines = [_line(name, part, "variance") for (name,), part in grouped(rows, "loss").items()]
-    lines.append(_line("optimum", rows, "best_variance", floor=True))
-    ends = "; ".join(f"{line.name} {line.y[-1].mean:.3g}" for line in lines if line.y)
+    lines = [line(name, part, "steps", "variance") for (name,), part in grouped(rows, "loss").items()]
+    lines.append(line("optimum", rows, "steps", "best_variance", floor=True))
+    ends = "; ".join(f"{each.name} {each.y[-1].mean:.3g}" for each in lines if each.y)
     return Picture(
         f"variance-k{k}",
-        f"Variance that each chi loss fits as training goes on, {k} particles, mean ± sd over replicates.",
+        f"Variance that each chi loss fits as training proceeds, {k} particles, mean ± sd over replicates.",
         f"Variance against steps with {k} particles. At the end: {ends}.",
-        lambda: figures.log_curves(lines, x="steps", y="fitted variance"),
+        lambda: log_curves(lines, x="steps", y="fitted variance"),
     )
 
 
-def _line(name: str, rows: Sequence[Row], key: str, *, floor: bool = False) -> figures.Line:
-    means = {n: mean_of(where(rows, steps=n), key) for n in sorted({row["steps"] for row in rows})}
-    kept = {n: mean for n, mean in means.items() if mean is not None and mean.mean > 0}
-    return figures.Line(name, list(kept), list(kept.values()), floor)
-
-
-def _fits(fits: Sequence[Row]) -> list[Block]:
+def _fits(fits: Sequence[Row]) -> Table | None:
     if not fits:
-        return []
+        return None
     last = where(fits, steps=max(row["steps"] for row in fits))
     measured = (
         Column("variance", "variance", 2),
@@ -129,34 +123,31 @@ def _fits(fits: Sequence[Row]) -> list[Block]:
         Column("best_chi_square", "best chi-square", 2),
     )
     body = [
-        {"loss": name, "k": k, **{c.key: cell(mean_of(rows, c.key)) for c in measured}}
+        {"loss": name, "k": k, **cells(rows, measured)}
         for (k, name), rows in grouped(sorted(last, key=lambda row: row["k"]), "k", "loss").items()
     ]
     caption = f"Where each chi loss ends after {last[0]['steps']} steps: mean ± sd over replicates."
     columns = [Column("loss", "loss"), Column("k", "particles"), *measured]
-    note = "A dash stands where the chi-square is infinite."
-    return [Table("fits", caption, columns, body, note)]
+    return Table("fits", caption, columns, body, "A dash: the chi-square is infinite.")
 
 
-def _collapse(rows: Sequence[Row]) -> list[Block]:
+def _collapse(rows: Sequence[Row]) -> Table | None:
     if not rows:
-        return []
+        return None
     measured = (Column("behind", "log p behind ours", 3), Column("a_norm", "‖A‖₂"), KHAT, MAE)
-    told = [Column(f"published_{c.key}", f"{c.title}, paper", c.digits, c.scale) for c in measured[1:]]
+    published = [Column(f"published_{c.key}", f"{c.title}, paper", c.digits, c.scale) for c in measured[1:]]
     body = [
-        {"loss": name, "k": k, **{c.key: cell(mean_of(part, c.key)) for c in measured}}
-        | {c.key: part[0].get(c.key) for c in told}
+        {"loss": name, "k": k, **cells(part, measured), **{c.key: part[0].get(c.key) for c in published}}
         for (k, name), part in grouped(sorted(rows, key=lambda row: row["k_train"]), "k_train", "loss").items()
     ]
-    columns = [Column("loss", "loss"), Column("k", "particles"), *measured, *told]
-    return [
-        Table("collapse", "The chi model by the released loss and by ours: mean ± sd over data sets.", columns, body)
-    ]
+    columns = [Column("loss", "loss"), Column("k", "particles"), *measured, *published]
+    caption = "The chi model by the released loss and by ours: mean ± sd over data sets."
+    return Table("collapse", caption, columns, body)
 
 
-def _mixture(rows: Sequence[Row]) -> list[Block]:
+def _mixture(rows: Sequence[Row]) -> Table | None:
     if not rows:
-        return []
+        return None
     body = [
         {"setting": setting, "against": rival, "n_mixture": ours, "n_rival": theirs}
         | {key: cell(mean_of(part, key)) for key in ("mae_mixture", "mae_rival", "gain")}
@@ -171,10 +162,10 @@ def _mixture(rows: Sequence[Row]) -> list[Block]:
         Column("mae_rival", f"{MAE.title} of the rival", 2, 100),
         Column("gain", "gain", 3, 100, signed=True),
     ]
-    return [Table("mixture", "The mixture beside single proposals: mean ± sd over data sets.", columns, body)]
+    return Table("mixture", "The mixture and single proposals: mean ± sd over data sets.", columns, body)
 
 
-def _comparison(results: Row) -> list[Block]:
+def _comparison(results: Row) -> Table | None:
     rows = rows_of(results, "comparison", "model", "metric", "measured", "released")
     body = [
         {
@@ -191,8 +182,8 @@ def _comparison(results: Row) -> list[Block]:
         Column("released", "released", 3),
         Column("within", "within two sd"),
     ]
-    caption = "The released settings run by us, mean ± sd over data sets, beside what the released code reports."
-    return [Table("comparison", caption, columns, body)] if rows else []
+    caption = "Our code with the released settings, mean ± sd over data sets, and what the released code reports."
+    return Table("comparison", caption, columns, body) if rows else None
 
 
 _METRICS = {"behind": "log p behind the best", "khat": "k-hat", "mae": "MAE"}
@@ -202,10 +193,9 @@ def _measured(row: Row) -> Value | None:
     return None if row["measured"] is None else Value(row["measured"], row.get("spread"))
 
 
-def _patterns(results: Row) -> list[Block]:
+def _patterns(results: Row) -> Table | None:
     rows = rows_of(results, "patterns", "pattern", "found_in", "data_sets")
     body = [{"pattern": row["pattern"], "found": f"{row['found_in']} of {row['data_sets']}"} for row in rows]
     columns = [Column("pattern", "pattern of the released figures"), Column("found", "data sets that show it")]
-    return (
-        [Table("patterns", "What the released figures say of the order of the models.", columns, body)] if rows else []
-    )
+    caption = "Orders of the models in the released figures, and the data sets that reproduce them."
+    return Table("patterns", caption, columns, body) if rows else None

@@ -1,4 +1,4 @@
-"""The report of the benchmarks: all ratios in one table, then a table each, with the machine it was measured on."""
+"""The report of the benchmarks: all ratios in one table, then one table per benchmark, each with its machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vaerdict.report.tables import Column, Table
 
 Row = dict[str, Any]
 
-_TIMED = (
+_TIMES = (
     Column("case", "case"),
     Column("ours_s", "ours, s", 3),
     Column("peer", "peer"),
@@ -21,32 +21,32 @@ _TIMED = (
 _TITLES = {
     "psis": "Pareto smoothing and k-hat of many observations at once, against a loop over arviz",
     "ppca": "Training the pPCA grid as stacked members, against one model at a time",
-    "samplers": "Evaluations and seconds an observation for a standard error of log p(x) of 0.05 nat",
-    "ladder": "What each rung of the ladder is worth: 1,000 draws an observation",
+    "samplers": "Evaluations and seconds per observation for a standard error of log p(x) of 0.05 nat",
+    "escalation": "Stages of escalation, 1,000 draws per observation",
     "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
-    "de": "Differential expression under one fitted scvi-tools model: ours against its importance mode",
-    "borrow": "Few labelled cells of three simulated types: what unlabelled ones are worth to `vaerdict de`",
-    "scaling": "What a thing costs as its size grows",
+    "de": "Differential expression under one fitted scvi-tools model: our model stage against its importance mode",
+    "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
+    "scaling": "Cost as a function of size",
     "gpu": "The paper's grids as stacks on one device",
-    "million": "Training and differential expression on many cells, simulated",
+    "million": "Training and the model stage of differential expression on many simulated cells",
     "against": "This version and an earlier one in turn, the fastest run of each",
 }
 _ON_GPU = ("psis", "samplers", "gpu", "million")
-"""The benchmarks that use a GPU where there is one."""
+"""The benchmarks that use a GPU if there is one."""
 
 _NOTES = {
     "counts": "CPU seconds of one thread.",
-    "de": "CPU seconds of one thread for all that follows training; the ratio is of these. Latents are those drawn a "
-    "side, fold changes those that a gene's probability is counted from. scvi-tools compares single cells and is held "
-    "against the fold changes of proportions; of ours only `pair` asks the same of single cells. k-hat and ESS are of "
-    "the encoder of scvi-tools, or our refinement of it.",
-    "scaling": "CPU seconds of one thread, medians; exponents are least squares of log seconds on log size over all "
-    "sizes in between, a factor of two apart, with their standard error.",
+    "de": "CPU seconds of one thread for everything after training; the ratio is of these. Latents: draws per group. "
+    "Fold changes: draws from which a gene's probability is computed. scvi-tools compares single cells and is scored "
+    "against fold changes of proportions; of ours only `pair` compares single cells too. k-hat and ESS are of the "
+    "encoder of scvi-tools, or our refinement of it.",
+    "scaling": "CPU seconds of one thread, medians; exponents are least squares of log seconds on log size over sizes "
+    "a factor of two apart, with their standard error.",
 }
 _COLUMNS: dict[str, Sequence[Column]] = {
-    "psis": (_TIMED[0], Column("device", "device"), Column("dtype", "precision"), *_TIMED[1:]),
-    "ppca": _TIMED,
-    "counts": _TIMED,
+    "psis": (_TIMES[0], Column("device", "device"), Column("dtype", "precision"), *_TIMES[1:]),
+    "ppca": _TIMES,
+    "counts": _TIMES,
     "de": (
         Column("method", "method"),
         Column("estimand", "estimand"),
@@ -73,10 +73,10 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("bias", "bias, nat", 3, signed=True),
         Column("bias_se", "its se", 3),
     ),
-    "ladder": (
+    "escalation": (
         Column("model", "model"),
-        Column("rung", "rung"),
-        Column("share_ok", "k-hat in order, %", 0, 100),
+        Column("stage", "stage"),
+        Column("share_ok", "k-hat below threshold, %", 0, 100),
         Column("khat", "k-hat, median"),
         Column("ess_share", "ESS, % of draws", 0, 100),
         Column("log_evidence", "log p(x)", 2),
@@ -84,13 +84,13 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("seconds", "seconds", 2),
     ),
     "borrow": (
-        Column("labelled", "labelled cells a type"),
-        Column("answer", "who decides"),
+        Column("labelled", "labelled cells per type"),
+        Column("answer", "called from"),
         Column("fdp", "FDP at 5 %, %", 1, 100),
         Column("fdp_se", "its se", 1, 100),
         Column("tpr", "changes found, %", 1, 100),
         Column("tpr_se", "its se", 1, 100),
-        Column("coverage", "90 % intervals hold, %", 1, 100),
+        Column("coverage", "90 % intervals cover, %", 1, 100),
         Column("coverage_se", "its se", 1, 100),
         Column("error", "error of LFC", 3),
         Column("error_se", "its se", 3),
@@ -118,32 +118,31 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("genes", "genes"),
         Column("device", "device"),
         Column("epochs", "epochs"),
-        Column("seconds_per_epoch", "s an epoch", 1),
+        Column("seconds_per_epoch", "s per epoch", 1),
         Column("seconds_training", "training, s", 1),
         Column("seconds_de", "differential expression, s", 1),
         Column("seconds_counts", "pass over counts, s", 1),
         Column("peak_host_gb", "peak memory, GiB", 1),
         Column("peak_device_gb", "of the device, GiB", 1),
-        Column("share_ok", "cells in order, %", 0, 100),
+        Column("share_ok", "reliable cells, %", 0, 100),
         Column("fdp", "FDP at 5 %", 3),
         Column("tpr", "TPR", 3),
     ),
 }
 
 
-def document(found: Sequence[Row], measured: Sequence[Row] = ()) -> Document:
+def document(results: Sequence[Row], mnist_stages: Sequence[Row] = ()) -> Document:
     """The report of benchmark results, in the order of `_TITLES`.
 
-    `measured` are the stages of a whole run of the MNIST grid, which stand beside what its steps extrapolate to.
+    `mnist_stages` are the timed stages of a run of the MNIST experiment, shown beside the extrapolated seconds.
     """
-    known = sorted(
-        (r for r in found if r.get("benchmark") in _TITLES), key=lambda r: list(_TITLES).index(r["benchmark"])
-    )
-    sections = [Section("All ratios", [_overview(known)]), *(_section(r, measured) for r in known)]
-    cut = [r["benchmark"] for r in known if not r.get("complete", True)]
-    words = [f"Cut short, with what was measured by then: {', '.join(cut)}."] if cut else []
-    words += [sentence for r in known for sentence in _SENTENCES.get(r["benchmark"], _none)(r)]
-    return Document("Benchmarks", ["Where a peer is named, both were timed in the same run.", *words], sections)
+    order = list(_TITLES)
+    results = sorted((r for r in results if r.get("benchmark") in order), key=lambda r: order.index(r["benchmark"]))
+    sections = [Section("All ratios", [_overview(results)]), *(_section(r, mnist_stages) for r in results)]
+    cut = [r["benchmark"] for r in results if not r.get("complete", True)]
+    sentences = [f"Interrupted, with the rows measured until then: {', '.join(cut)}."] if cut else []
+    sentences += [sentence for r in results for sentence in _SENTENCES.get(r["benchmark"], _none)(r)]
+    return Document("Benchmarks", ["Where a peer is named, both were timed in the same run.", *sentences], sections)
 
 
 def text(result: Row) -> str:
@@ -151,36 +150,36 @@ def text(result: Row) -> str:
     return forms.text(Document(result["benchmark"], [], [_section(result, ())]))
 
 
-def _section(result: Row, measured: Sequence[Row]) -> Section:
+def _section(result: Row, mnist_stages: Sequence[Row]) -> Section:
     name = result["benchmark"]
-    return Section(_TITLES[name], gpu_tables(result, measured) if name == "gpu" else [_table(result)])
+    return Section(_TITLES[name], gpu_tables(result, mnist_stages) if name == "gpu" else [_table(result)])
 
 
 def _table(result: Row) -> Table:
     name = result["benchmark"]
-    what = f"{_TITLES[name]}, {result['of']} since {result['before']}" if name == "against" else _TITLES[name]
-    caption = f"{what} ({_place(result)}, torch {result['versions']['torch']})."
+    title = f"{_TITLES[name]}, {result['of']} since {result['before']}" if name == "against" else _TITLES[name]
+    caption = f"{title} ({_machine(result)}, torch {result['versions']['torch']})."
     return Table(name, caption, _COLUMNS[name], [dict(row) for row in result["rows"]], note=_NOTES.get(name, ""))
 
 
-def _place(result: Row) -> str:
-    place = result["hardware"]
-    gpu = f" and {place['accelerator']}" if place.get("accelerator") and result["benchmark"] in _ON_GPU else ""
-    return f"{place['threads']} threads of {place['cores']} CPU cores{gpu}"
+def _machine(result: Row) -> str:
+    hardware = result["hardware"]
+    gpu = f" and {hardware['accelerator']}" if hardware.get("accelerator") and result["benchmark"] in _ON_GPU else ""
+    return f"{hardware['threads']} threads of {hardware['cores']} CPU cores{gpu}"
 
 
-# -------------------------------------------------------------------------------------------------------- in words
-_SLOWER = 1.1  # what a shared machine makes of equal runs
+# ------------------------------------------------------------------------------------------------------- sentences
+_SLOWER = 1.1  # equal runs on a shared machine differ by this factor
 
 
 def _of_million(result: Row) -> Iterator[str]:
     for row in result["rows"]:
         on_gpu = row["peak_device_gb"] is not None
         memory = f"{row['peak_device_gb']:.1f} GiB of the GPU" if on_gpu else f"{row['peak_host_gb']:.1f} GiB"
-        place = result["hardware"]["accelerator"] if on_gpu else f"{result['hardware']['threads']} CPU threads"
+        device = result["hardware"]["accelerator"] if on_gpu else f"{result['hardware']['threads']} CPU threads"
         yield (
-            f"{row['cells']:,} cells of {row['genes']:,} genes on {place}: {row['seconds_per_epoch']:.1f} s for an "
-            f"epoch of training, {row['seconds_de']:.0f} s for differential expression, at most {memory}."
+            f"{row['cells']:,} cells of {row['genes']:,} genes on {device}: {row['seconds_per_epoch']:.1f} s per epoch "
+            f"of training, {row['seconds_de']:.0f} s for the model stage of differential expression, at most {memory}."
         )
 
 
@@ -191,18 +190,18 @@ def _of_against(result: Row) -> Iterator[str]:
     yield f"Since {result['before']} {share}{': ' if slow else ''}{'; '.join(slow)}."
 
 
-_WHO = {"counts": "by the counts", "borrow": "where the model may borrow"}
+_ANSWERS = {"counts": "by the counts", "borrow": "with --borrow"}
 
 
 def _of_borrow(result: Row) -> Iterator[str]:
     for labelled in dict.fromkeys(row["labelled"] for row in result["rows"]):
         parts = [
-            f"{row['tpr']:.1%} (se {row['tpr_se']:.1%}) of the changes are found with {row['fdp']:.1%} (se "
-            f"{row['fdp_se']:.1%}) false {_WHO[row['answer']]}"
+            f"{row['tpr']:.1%} (se {row['tpr_se']:.1%}) of the changes are found with an FDP of {row['fdp']:.1%} (se "
+            f"{row['fdp_se']:.1%}) {_ANSWERS[row['answer']]}"
             for row in result["rows"]
             if row["labelled"] == labelled
         ]
-        yield f"With {labelled} labelled cells a type, simulated, at an FDR of 5%: {', and '.join(parts)}."
+        yield f"With {labelled} labelled cells per type, simulated, at an FDR of 5%: {', and '.join(parts)}."
 
 
 _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
@@ -213,18 +212,18 @@ _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
 
 
 # ------------------------------------------------------------------------------------------------ all in one table
-def _overview(found: Sequence[Row]) -> Table:
+def _overview(results: Sequence[Row]) -> Table:
     rows = []
-    for result in found:
+    for result in results:
         versions = ", ".join(f"{name} {result['versions'][name]}" for name in _shown(result))
-        about = {"benchmark": result["benchmark"], "machine": _place(result), "versions": versions}
+        about = {"benchmark": result["benchmark"], "machine": _machine(result), "versions": versions}
         rows += [{**about, **row} for row in _RATIOS.get(result["benchmark"], _none)(result["rows"])]
-    columns = (Column("benchmark", "benchmark"), *_TIMED, Column("machine", "machine"), Column("versions", "versions"))
+    columns = (Column("benchmark", "benchmark"), *_TIMES, Column("machine", "machine"), Column("versions", "versions"))
     return Table("ratios", "Every benchmark with a peer, both timed in the same run.", columns, rows)
 
 
 def _shown(result: Row) -> list[str]:
-    """The versions worth a word: torch's, and the peers'."""
+    """The packages whose versions are shown: torch and the peers."""
     return [name for name in result["versions"] if name not in ("python", "vaerdict", "numpy", "scipy", "anndata")]
 
 
@@ -232,10 +231,10 @@ def _none(rows: Any) -> Iterator[Any]:
     yield from ()
 
 
-def _plain(rows: Sequence[Row]) -> Iterator[Row]:
+def _timed(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
-        where = [str(row[key]) for key in ("dtype", "device") if key in row]
-        yield {**row, "case": ", ".join([row["case"], *where])}
+        settings = [str(row[key]) for key in ("dtype", "device") if key in row]
+        yield {**row, "case": ", ".join([row["case"], *settings])}
 
 
 def _of_samplers(rows: Sequence[Row]) -> Iterator[Row]:
@@ -255,9 +254,9 @@ def _of_de(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 _RATIOS: dict[str, Callable[[Sequence[Row]], Iterator[Row]]] = {
-    "psis": _plain,
-    "ppca": _plain,
-    "counts": _plain,
+    "psis": _timed,
+    "ppca": _timed,
+    "counts": _timed,
     "samplers": _of_samplers,
     "de": _of_de,
 }
@@ -297,40 +296,40 @@ _GRIDS = (
 )
 _RULE = (
     "FLOPs are those of matrix products and convolutions, counted on an eager step. Bytes are the sizes of all tensors "
-    "that operators read and write, each once, as if nothing were fused or cached: where a step works in the cache it "
-    "can exceed what a copy reaches. Training replays its steps from a CUDA graph; what they take when the host "
-    "launches kernel by kernel stands beside. Launching is the number of kernels times the least time of one in a "
-    "graph. A step whose kernels fill less than half of its time waits for the host; any other is bound by the ceiling "
-    "it is nearest to."
+    "that operators read and write, each counted once, as if nothing were fused or cached; a step that works in the "
+    "cache can exceed the bandwidth of a copy. Training replays its steps from a CUDA graph; the next column has the "
+    "time if the host launches kernel by kernel. Launching: the number of kernels times the shortest launch time in a "
+    "graph. A step whose kernels fill less than half of its time is bound by the host, any other by the ceiling that "
+    "it comes nearest to."
 )
 
 
 def _bound(row: Row) -> Row:
-    """A stack with what bounds it; kernels were timed one by one, so that in a graph they can seem to take longer."""
+    """The row with what bounds it; kernels were timed one by one, so their sum can exceed the time of a graph."""
     busy = row.get("busy")
     return row if busy is None else {**row, "busy": min(1.0, busy), "bound": "host" if busy < 0.5 else row["bound"]}
 
 
-def gpu_tables(result: Row, measured: Sequence[Row]) -> list[Block]:
-    """The ceilings, every stack beside them, and the grids: what steps extrapolate to, and what a whole run took."""
+def gpu_tables(result: Row, mnist_stages: Sequence[Row]) -> list[Block]:
+    """The ceilings of the device, every stack relative to them, and the extrapolated and measured time of each grid."""
     rows = result["rows"]
     ceilings = [row for row in rows if row["kind"] == "ceilings"]
     stacks = [_bound(row) for row in rows if row["kind"] == "stack"]
     return [
-        Table("gpu-ceilings", f"Ceilings, measured in the same run ({_place(result)}).", _CEILINGS, ceilings),
+        Table("gpu-ceilings", f"Ceilings, measured in the same run ({_machine(result)}).", _CEILINGS, ceilings),
         Table("gpu-stacks", "A training step of each kind of stack.", _STACKS, stacks, note=_RULE),
         Table(
             "gpu-grids",
             "Training time of each grid: steps times the seconds of a step, with all epochs of the preset.",
             _GRIDS,
-            _grid_rows(stacks, measured),
-            note="Measured: of MNIST the training stages of the experiment itself, of genes and pPCA the stacks of all "
-            "seeds trained through, with held-out checks and the recording of graphs.",
+            _grid_rows(stacks, mnist_stages),
+            note="Measured: for MNIST the training stages of the experiment, for genes and pPCA the training of the "
+            "stacks of all seeds, including held-out checks and the recording of graphs.",
         ),
     ]
 
 
-def _grid_rows(stacks: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
+def _grid_rows(stacks: Sequence[Row], mnist_stages: Sequence[Row]) -> list[Row]:
     rows: dict[tuple[str, str], Row] = {}
     for stack in stacks:
         kind = "models" if stack["case"].startswith("models") else "proposals"
@@ -339,7 +338,7 @@ def _grid_rows(stacks: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
         if stack.get("trained_s") is not None:
             row |= {"measured_s": row.get("measured_s", 0.0) + stack["trained_s"], "device": stack["device"]}
     for what, stage in (("models", "training"), ("proposals", "proposals")):
-        found = [m for m in measured if m["stage"] == stage and " of paper," in m["what"]]
-        if found and ("MNIST", what) in rows:
-            rows["MNIST", what] |= {"measured_s": sum(m["seconds"] for m in found), "device": found[0]["device"]}
+        timed = [row for row in mnist_stages if row["stage"] == stage and " of paper," in row["what"]]
+        if timed and ("MNIST", what) in rows:
+            rows["MNIST", what] |= {"measured_s": sum(row["seconds"] for row in timed), "device": timed[0]["device"]}
     return list(rows.values())

@@ -1,57 +1,57 @@
-"""The page of the gene experiment: what holds of the paper, what was aimed at, and where a model does not pay."""
+"""The page of the gene experiment: claims of the paper, targets, and comparisons with baselines and other tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vaerdict.report.claims import RULE, Claim, tally
-from vaerdict.report.document import Block, Document, Picture, Section
-from vaerdict.report.summary import Row, mean_of, number, rows_of, where
-from vaerdict.report.tables import Column, Table
+from vaerdict.report.document import Block, Document, Picture, present
+from vaerdict.report.figures import GREY, OKABE_ITO, blank, diagonal, label, look
+from vaerdict.report.records import Row, rows_of
+from vaerdict.report.tables import Table, number
 from vaerdict_paper.experiments.ppca import published
-from vaerdict_paper.pages import genes_contrasts, genes_figures, genes_tables
-from vaerdict_paper.pages.crossed import Pick, cross_picture
-from vaerdict_paper.pages.genes_claims import SCALES, aims, donor_claims, further_claims, on_each, paper_claims
-from vaerdict_paper.pages.genes_rows import FLOORS, UNCERTAINTIES, floor, of_simulator, ours, simulators
+from vaerdict_paper.pages import genes_tables
+from vaerdict_paper.pages.claims import RULE, Claim, tally
+from vaerdict_paper.pages.figures import cross_picture
+from vaerdict_paper.pages.genes_claims import SCALES, donor_claims, further_claims, on_each, paper_claims, targets
+from vaerdict_paper.pages.genes_rows import FLOORS, UNCERTAINTIES, floor, refined, simulators, title_of
 from vaerdict_paper.pages.genes_tables import ESS, KHAT, MAE, cross_means
+from vaerdict_paper.pages.seed_statistics import mean_of, where
 
-_SHOWN = {"all": "all cells", 50: "50 a side"}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CURVE_SIZES = {"all": "all cells", 50: "50 per group"}
 
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
-    """The report on a finished run; what was not run is left out."""
+    """The report on a finished run; stages that were not run are left out."""
     models = rows_of(results, "models", "model", "seed", "simulator")
     cross = rows_of(results, "cross", "model", "proposal", "seed", "simulator", "n_cells")
     curves = rows_of(results, "curves", "model", "simulator", "n_cells", "k", "fdp", "fdr")
     donors = rows_of(results, "donors", "model", "seed", "arm", "n_called_05")
     printed = published()["genes"]["printed"]
     names = simulators([*cross, *models])
-    judged = [name for name in names if name in ("appendix", "released")]
-    claims = on_each(partial(paper_claims, printed=printed), models, cross, judged)
-    goals = on_each(aims, models, cross, judged)
-    further = on_each(further_claims, models, cross, judged)
-    sections = [
-        ("What holds of the paper", [f"{RULE} {SCALES}", claims]),
-        ("What was aimed at", [goals]),
-        ("What it takes", [further, *(genes_tables.summary_table(cross, name) for name in names)]),
-        ("Cells are no replicates", [donor_claims(donors) if donors else None, genes_contrasts.donors_table(donors)]),
+    tested = [name for name in names if name in ("appendix", "released")]
+    claims = on_each(partial(paper_claims, printed=printed), models, cross, tested)
+    goals = on_each(targets, models, cross, tested)
+    further = on_each(further_claims, models, cross, tested)
+    sections: list[tuple[str, list[Block | None]]] = [
+        ("Claims of the paper", [f"{RULE} {SCALES}", claims]),
+        ("Targets", [goals]),
+        ("Further findings", [further, *(genes_tables.summary_table(cross, name) for name in names)]),
+        ("Cells are not replicates", [donor_claims(donors) if donors else None, genes_tables.donors_table(donors)]),
         *((_heading(name), _of_simulator(name, models, cross, curves, results)) for name in names),
     ]
-    title = "Genes: which are differentially expressed, and how sure that is"
-    return Document(title, _summary(results, claims, goals, cross, names), _present(sections), manifest)
-
-
-def _present(sections: Sequence[tuple[str, Sequence[Block | None]]]) -> list[Section]:
-    kept = [(heading, [block for block in blocks if block]) for heading, blocks in sections]
-    return [Section(heading, blocks) for heading, blocks in kept if blocks]
+    title = "Genes: differential expression with a controlled false discovery rate"
+    return Document(title, _summary(results, claims, goals, cross, names), present(sections), manifest)
 
 
 def _heading(simulator: str) -> str:
-    words = of_simulator(simulator)
-    return words[0].upper() + words[1:]
+    title = title_of(simulator)
+    return title[0].upper() + title[1:]
 
 
 def _summary(
@@ -59,31 +59,32 @@ def _summary(
 ) -> list[str]:
     n = len(results.get("seeds", []))
     sets = f"{n} data sets of each simulator" if n != 1 else "one data set of each simulator"
-    words = [
-        f"Of {len(claims)} claims of the paper, put to a fair test with a correct library size, equal draws and one "
-        f"scale for truth and estimate, {tally(claims)} ({sets}). Of {len(goals)} aims of our own, {tally(goals)}.",
+    sentences = [
+        f"Of {len(claims)} claims of the paper, tested with a correct library size, equal draws and one scale for "
+        f"truth and estimate, {tally(claims)} ({sets}). Of {len(goals)} targets of our own, {tally(goals)}.",
         *(sentence for name in names if (sentence := _few_cells(cross, name))),
     ]
     if results.get("skipped"):
-        words.append("The tools in use were not installed where this ran, so that their rows are missing.")
+        sentences.append("The other tools were not installed, so their rows are missing.")
     if results.get("preset") != "paper":
-        words.append(
+        sentences.append(
             f"This is the {results.get('preset')} preset: fewer models, data sets and draws than a run to be cited."
         )
-    return words
+    return sentences
 
 
 def _few_cells(cross: Sequence[Row], simulator: str) -> str:
-    """Fifty cells a side, with a model and without."""
-    mine, raw = ours(cross, simulator, 50), floor(cross, simulator, FLOORS[0], 50)
-    found = {key: (mean_of(mine, key), mean_of(raw, key)) for key in ("fdr_mae", "tpr")}
-    if any(mean is None for pair in found.values() for mean in pair):
+    """Fifty cells per group, with a model and without."""
+    keys = ("fdr_mae", "tpr")
+    model = [mean_of(refined(cross, simulator, 50), key) for key in keys]
+    raw = [mean_of(floor(cross, simulator, FLOORS[0], 50), key) for key in keys]
+    (error, power), (raw_error, raw_power) = model, raw
+    if error is None or power is None or raw_error is None or raw_power is None:
         return ""
-    (error, raw_error), (share, raw_share) = ((a.mean, b.mean) for a, b in found.values() if a and b)
-    shares = f"{number(100 * share, 0)} % and {number(100 * raw_share, 0)} %"
+    shares = f"{number(100 * power.mean, 0)} % and {number(100 * raw_power.mean, 0)} %"
     return (
-        f"On {of_simulator(simulator)}, 50 cells a side, the FDR error is {number(error, 2)} hundredths with a model "
-        f"and {number(raw_error, 2)} with raw counts, and {shares} of the changed genes are found at 5 %."
+        f"On {title_of(simulator)}, 50 cells per group, the FDR error is {number(error.mean, 2)} hundredths with a "
+        f"model and {number(raw_error.mean, 2)} with raw counts, and {shares} of the changed genes are found at 5 %."
     )
 
 
@@ -94,18 +95,20 @@ def _of_simulator(
     crosses: list[Block | None] = []
     for quantity, pick, draws in ((MAE, min, "n_draws"), (KHAT, min, "khat_draws"), (ESS, max, "khat_draws")):
         table = genes_tables.cross_table(cross, name, quantity, pick, settings.get(draws, "equal"))
-        crosses += [table, _heat(cross, name, quantity, pick)] if table else []
+        if table:
+            means = cross_means(cross, name, quantity.key)
+            crosses += [table, cross_picture(means, quantity, f"cross-{quantity.key}-{name}", pick=pick)]
     return [
         genes_tables.models_table(models, cross, name, printed),
         *crosses,
         _folded(genes_tables.plugin_table(cross, name)),
         genes_tables.annealing_table(models, cross, name),
-        genes_contrasts.uncertainty_table(cross, name),
+        genes_tables.uncertainty_table(cross, name),
         _calibration(cross, name),
         _curves(where(curves, simulator=name), name),
-        genes_contrasts.estimand_table(cross, name),
-        genes_contrasts.rivals_table(cross, name),
-        _folded(genes_contrasts.rivals_table(cross, name, "proportion")),
+        genes_tables.estimand_table(cross, name),
+        genes_tables.rivals_table(cross, name),
+        _folded(genes_tables.rivals_table(cross, name, "proportion")),
     ]
 
 
@@ -113,60 +116,102 @@ def _folded(table: Table | None) -> Table | None:
     return None if table is None else replace(table, detail=True)
 
 
-def _heat(cross: Sequence[Row], simulator: str, quantity: Column, pick: Pick) -> Picture:
-    means = cross_means(cross, simulator, quantity.key)
-    return cross_picture(means, quantity, f"cross-{quantity.key}-{simulator}", pick=pick)
+# ------------------------------------------------------------------------------------------------------ figures
+class Curve(NamedTuple):
+    """Realised and stated FDR of the first k genes, means over data sets."""
+
+    k: Sequence[int]
+    fdp: Sequence[float]
+    fdr: Sequence[float]
 
 
 def _curves(rows: Sequence[Row], simulator: str) -> Picture | None:
     """FDR along the ranking, means over models and data sets."""
     methods = {"refined": {"uncertainty": "z+cells"}, "raw counts": {"model": "raw counts"}}
     panels = {
-        words: {name: curve for name, keys in methods.items() if (curve := _mean_curve(where(rows, n_cells=n, **keys)))}
-        for n, words in _SHOWN.items()
+        title: {name: curve for name, keys in methods.items() if (curve := _mean_curve(where(rows, n_cells=n, **keys)))}
+        for n, title in _CURVE_SIZES.items()
     }
-    panels = {words: found for words, found in panels.items() if found}
+    panels = {title: curves for title, curves in panels.items() if curves}
     if not panels:
         return None
     return Picture(
         f"fdr-{simulator}",
-        f"Realised (solid) and stated (dashed) FDR of the first genes of the ranking, {of_simulator(simulator)}; the "
+        f"Realised (solid) and stated (dashed) FDR of the first genes of the ranking, {title_of(simulator)}; the "
         "line is the target of 5 %.",
         f"Curves of realised and stated FDR for {' and '.join(panels)}.",
-        lambda: genes_figures.fdr_curves(panels),
+        lambda: _draw_curves(panels),
     )
 
 
-def _mean_curve(rows: Sequence[Row]) -> genes_figures.Curve | None:
+def _mean_curve(rows: Sequence[Row]) -> Curve | None:
     same = [row for row in rows if row["k"] == rows[0]["k"]]
     if not same:
         return None
     fdp, fdr = ([sum(c) / len(same) for c in zip(*(row[key] for row in same), strict=True)] for key in ("fdp", "fdr"))
-    return genes_figures.Curve(same[0]["k"], fdp, fdr)
+    return Curve(same[0]["k"], fdp, fdr)
+
+
+def _draw_curves(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
+    """One panel per number of cells; for each method the realised FDP solid and the stated FDR dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.8, 3.4), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=True):
+        for i, (name, curve) in enumerate(curves.items()):
+            colour = OKABE_ITO[i % len(OKABE_ITO)]
+            axes.plot(curve.k, curve.fdp, color=colour, label=f"{label(name, 40)}, realised")
+            axes.plot(curve.k, curve.fdr, color=colour, linestyle="--", label="stated")
+        axes.axhline(0.05, color=GREY, linewidth=0.8)
+        axes.set(title=title, xlabel="genes called", ylabel="false discovery rate", ylim=(-0.01, None))
+    figure.legend(*all_axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+class Bins(NamedTuple):
+    """Per bin of the stated probability: number of genes, their mean probability, the share of them changed."""
+
+    n: Sequence[float]
+    prob: Sequence[float]
+    share: Sequence[float]
 
 
 def _calibration(cross: Sequence[Row], simulator: str) -> Picture | None:
-    """Stated probabilities at 50 cells a side against how many of the genes are changed."""
-    methods = {words: ours(cross, simulator, 50, uncertainty=kind) for kind, words in UNCERTAINTIES.items()}
+    """Stated probabilities at 50 cells per group against the share of changed genes."""
+    methods = {title: refined(cross, simulator, 50, uncertainty=kind) for kind, title in UNCERTAINTIES.items()}
     methods["raw counts"] = floor(cross, simulator, "raw counts", 50)
-    found = {name: binned for name, rows in methods.items() if (binned := _binned(rows))}
-    if not found:
+    binned = {name: bins for name, rows in methods.items() if (bins := _binned(rows))}
+    if not binned:
         return None
-    points = {name: ", ".join(f"{p:.2f} {s:.2f}" for _, p, s in zip(*c, strict=True)) for name, c in found.items()}
-    ends = "; ".join(f"{name}: {words}" for name, words in points.items())
+    points = {name: ", ".join(f"{p:.2f} {s:.2f}" for _, p, s in zip(*b, strict=True)) for name, b in binned.items()}
+    alt = "; ".join(f"{name}: {text}" for name, text in points.items())
     return Picture(
         f"calibration-{simulator}",
-        f"Calibration at 50 cells a side, {of_simulator(simulator)}: genes in ten bins of the stated probability, over "
-        "models and data sets; on the diagonal a probability means what it says.",
-        f"Stated probability and share of changed genes in each bin. {ends}.",
-        lambda: genes_figures.calibration(found),
+        f"Calibration at 50 cells per group, {title_of(simulator)}: genes in ten bins of the stated probability, "
+        "over models and data sets; calibrated probabilities lie on the diagonal.",
+        f"Stated probability and share of changed genes in each bin. {alt}.",
+        lambda: _draw_calibration(binned),
     )
 
 
-def _binned(rows: Sequence[Row]) -> genes_figures.Calibration | None:
-    bins = [row["calibration"] for row in rows if row.get("calibration")]
-    if not bins:
+def _binned(rows: Sequence[Row]) -> Bins | None:
+    tables = [row["calibration"] for row in rows if row.get("calibration")]
+    if not tables:
         return None
-    total = [[sum(b[i][j] for b in bins) for j in range(3)] for i in range(len(bins[0]))]
-    kept = [(n, p / n, t / n) for n, p, t in total if n > 0]
-    return genes_figures.Calibration(*(list(column) for column in zip(*kept, strict=True)))
+    total = [[sum(table[i][j] for table in tables) for j in range(3)] for i in range(len(tables[0]))]
+    nonempty = [(n, p / n, t / n) for n, p, t in total if n > 0]
+    return Bins(*(list(column) for column in zip(*nonempty, strict=True)))
+
+
+def _draw_calibration(methods: Mapping[str, Bins]) -> Figure:
+    """Shares of changed genes against stated probabilities; larger points are bins of more genes."""
+    figure, axes = blank(height=4.6)
+    diagonal(axes, "stated probability of a change", "share of genes that are changed")
+    for i, (name, bins) in enumerate(methods.items()):
+        colour, marker = look(i)
+        axes.plot(bins.prob, bins.share, color=colour, linewidth=1, alpha=0.6)
+        sizes = [12 + 60 * (n / max(bins.n)) ** 0.5 for n in bins.n]
+        axes.scatter(bins.prob, bins.share, s=sizes, color=colour, marker=marker, label=label(name, 40))
+    axes.legend(loc="upper left", fontsize=9)
+    return figure

@@ -1,11 +1,12 @@
-"""Which rows of the gene experiment answer which question."""
+"""Selecting rows of the gene experiment: grids, contrasts by refined proposals, baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vaerdict.report.summary import Row, by_seed, where
+from vaerdict.report.records import Row
+from vaerdict_paper.pages.seed_statistics import by_seed, where
 
 MODELS = ("VAE", "IWAE", "WW", "CHI")
 SINGLES = ("VAE", "IWAE", "WW", "CHI", "IWAE-full")
@@ -25,29 +26,29 @@ UNCERTAINTIES = {
 }
 
 
-def of_simulator(name: str) -> str:
-    """A simulator in words."""
+def title_of(name: str) -> str:
+    """A simulator's name in captions."""
     return SIMULATORS.get(name, name)
 
 
 def simulators(rows: Iterable[Row]) -> list[str]:
-    """Those that the rows are of, in order."""
+    """The simulators that the rows are of, in the order of `SIMULATORS`."""
     present = {row.get("simulator") for row in rows}
     return [name for name in SIMULATORS if name in present]
 
 
 def crossed(cross: Sequence[Row], simulator: str, *, weights: str = "snis") -> list[Row]:
-    """Every proposal on every fixed model with equal draws, all cells."""
+    """Rows of every proposal on every fixed model with equal draws, all cells."""
     rows = where(cross, simulator=simulator, prior="model", weights=weights, n_cells="all")
     return [row for row in rows if "subsets" not in row]
 
 
 def beside_ais(cross: Sequence[Row], simulator: str) -> list[Row]:
-    """AIS, and refined proposals on the same cells."""
+    """Rows of AIS and of refined proposals on the same cells."""
     return where(cross, simulator=simulator, beside_ais=True)
 
 
-def ours(
+def refined(
     cross: Sequence[Row],
     simulator: str,
     n_cells: int | str,
@@ -56,24 +57,23 @@ def ours(
     estimand: str = "centred",
     prior: str = "group",
 ) -> list[Row]:
-    """Contrasts by refined proposals, of every model and every choice of cells."""
+    """Rows of contrasts by refined proposals, for every model and subset of cells."""
     rows = where(cross, simulator=simulator, n_cells=n_cells, uncertainty=uncertainty, estimand=estimand, prior=prior)
     return [row for row in rows if "subsets" in row]
 
 
 def floor(cross: Sequence[Row], simulator: str, name: str, n_cells: int | str, estimand: str = "centred") -> list[Row]:
-    """A baseline, a floor or a rival on the same cells."""
+    """Rows of a baseline, a floor or a rival on the same cells."""
     return where(cross, simulator=simulator, model=name, n_cells=n_cells, estimand=estimand, proposal=None)
 
 
 def scores(rows: Sequence[Row], names: Sequence[str], by: str, key: str) -> dict[str, dict[Any, float]]:
-    """A quantity by name and seed, for the names that have any."""
-    parts = {name: by_seed(where(rows, **{by: name}), key) for name in names}
-    return {name: values for name, values in parts.items() if values}
+    """A quantity by the name under key `by`, then by seed, for the names that have any."""
+    return {name: values for name in names if (values := by_seed(where(rows, **{by: name}), key))}
 
 
 def behind_best(models: Sequence[Row]) -> list[Row]:
-    """The rows of models with how far their refined evidence is behind the best of the same data set."""
+    """The rows with the distance of their refined evidence from the best of the same data set as ``behind``."""
     best: dict[Any, float] = {}
     for row in models:
         value = row.get("iwelbo_refined")

@@ -1,4 +1,4 @@
-"""Tables of the gene experiment; the raw-count baseline, the oracle and the floor of the FDP stand in each."""
+"""Tables of the gene experiment; each includes the raw-count baseline, the oracle and the floor of the FDP."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vaerdict.report.summary import Row, Summary, in_order, mean_of, seeds_of, where
-from vaerdict.report.tables import Column, Table, cell, cells, mark, mark_column
+from vaerdict.report.records import Row
+from vaerdict.report.tables import Column, Pick, Table, Value, mark, mark_column
 from vaerdict_paper.pages.genes_rows import (
     FLOORS,
     MODELS,
     PROPOSALS,
     RIVALS,
     SIZES,
+    UNCERTAINTIES,
     behind_best,
     beside_ais,
     crossed,
     floor,
-    of_simulator,
-    ours,
+    refined,
+    title_of,
 )
+from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, mean_of, ordered, seed_count, where
 
 Published = Mapping[str, Any]
 
@@ -30,106 +32,99 @@ FDP, TPR = Column("fdp", "FDP at 5 %", 1, 100), Column("tpr", "found at 5 %", 1,
 AP, ESS = Column("auprc", "AP of the ranking", 3), Column("ess", "ESS, % of draws", 0, 100)
 COVERAGE, WIDTH = Column("coverage", "90 % intervals cover, %", 0, 100), Column("width", "their width", 2)
 FDR_NOTE = (
-    "FDR error: mean over the first 1, 2, ... genes of |FDP - posterior expected FDR|, in hundredths. Since the FDP is "
-    "random it has a floor: what the oracle's probabilities would give if they were exactly right."
+    "FDR error: mean over the first 1, 2, ... genes of |FDP - posterior expected FDR|, in hundredths. The FDP is "
+    "random, so the error has a floor: that of the oracle's probabilities if they were exactly right."
 )
 
 
 def summary_table(cross: Sequence[Row], simulator: str) -> Table | None:
-    """Every method by cells a side: FDR error, FDP and share found at the target of 5 %."""
-    sizes = [n for n in SIZES if ours(cross, simulator, n)]
+    """Every method by cells per group: FDR error, FDP and share found at the target of 5 %."""
+    sizes = [n for n in SIZES if refined(cross, simulator, n)]
     if not sizes:
         return None
-    methods = {f"{m}, refined": {n: where(ours(cross, simulator, n), model=m) for n in sizes} for m in MODELS}
+    methods = {f"{m}, refined": {n: where(refined(cross, simulator, n), model=m) for n in sizes} for m in MODELS}
     methods |= {name: {n: floor(cross, simulator, name, n) for n in sizes} for name in (*FLOORS, *RIVALS)}
     measured = (MAE, FDP, TPR)
     body = [
-        {"method": name, **{f"{c.key}-{n}": cell(mean_of(rows, c.key)) for n, rows in every.items() for c in measured}}
-        for name, every in methods.items()
-        if any(every.values())
+        {
+            "method": name,
+            **{f"{c.key}-{n}": cell(mean_of(rows, c.key)) for n, rows in by_size.items() for c in measured},
+        }
+        for name, by_size in methods.items()
+        if any(by_size.values())
     ]
     columns = [
         Column("method", "method"),
-        *(replace(c, key=f"{c.key}-{n}", title=f"{c.title}, {size_words(n)}") for c in measured for n in sizes),
+        *(replace(c, key=f"{c.key}-{n}", title=f"{c.title}, {size_text(n)}") for c in measured for n in sizes),
     ]
     caption = (
-        f"Differential expression on {of_simulator(simulator)}, target FDR 5 %, |LFC| of at least 0.5, centred: mean "
-        f"± sd over {seeds_of(ours(cross, simulator, sizes[0]))}, each its own data set."
+        f"Differential expression on {title_of(simulator)}, target FDR 5 %, |LFC| of at least 0.5, centred: mean "
+        f"± sd over {seed_count(refined(cross, simulator, sizes[0]))}, each its own data set."
     )
     note = (
-        f"{FDR_NOTE} Models are trained on all training cells; what is few is the cells compared. Refined: group "
-        "prior, uncertainty of latents and cells. Rivals are judged by the same truth."
+        f"{FDR_NOTE} Models are trained on all training cells; only the cells that are compared are few. Refined: "
+        "group prior, uncertainty of latents and cells. Rivals are scored against the same truth."
     )
     return Table(f"summary-{simulator}", caption, columns, body, note)
 
 
-def size_words(n: int | str) -> str:
-    """How many cells are compared, in words."""
-    return "all cells" if n == "all" else f"{n} a side"
+def size_text(n: int | str) -> str:
+    """How many cells are compared, as text."""
+    return "all cells" if n == "all" else f"{n} per group"
 
 
 def models_table(models: Sequence[Row], cross: Sequence[Row], simulator: str, printed: Published) -> Table | None:
-    """The paper's table: evidence, k-hat and FDR error of each model, and the same as printed."""
+    """The paper's table: evidence, k-hat and FDR error of each model, with the published values."""
     rows = behind_best(where(models, simulator=simulator))
     if not rows:
         return None
     body = [_model_row(name, where(rows, model=name), crossed(cross, simulator), printed) for name in _models(rows)]
-    for key, pick in (("iwelbo_refined", max), ("fdr_mae", min)):
-        body = mark_column(body, key, pick)
-    paper = [Column("behind_paper", "behind best, paper", 2), Column("khat_paper", "k-hat, paper", 2)]
+    body = mark_column(mark_column(body, "iwelbo_refined", max), "fdr_mae")
     columns = [
         Column("model", "model"),
         Column("iwelbo_refined", "evidence, refined", 2),
         Column("iwelbo", "by its own encoder", 2),
         Column("behind", "behind best", 2),
-        paper[0],
+        Column("behind_paper", "behind best, paper", 2),
         replace(KHAT, title="k-hat of its encoder"),
-        paper[1],
+        Column("khat_paper", "k-hat, paper", 2),
         Column("khat_refined", "k-hat, refined", 2),
         Column("ess_refined", "ESS, refined, %", 0, 100),
         replace(MAE, title=f"{MAE.title}, own kind of encoder"),
         Column("fdr_mae_paper", "paper", 2),
     ]
-    caption = (
-        f"Models on {of_simulator(simulator)}: held-out evidence per cell in nats, mean ± sd over {seeds_of(rows)}."
-    )
+    caption = f"Models on {title_of(simulator)}: held-out evidence per cell in nats, mean ± sd over {seed_count(rows)}."
     return Table(f"models-{simulator}", caption, columns, body, printed.get("note", ""))
 
 
 def _models(rows: Sequence[Row]) -> list[str]:
-    return in_order((row["model"] for row in rows), MODELS)
-
-
-_OF_MODELS = ("iwelbo", "iwelbo_refined", "behind", "khat", "khat_refined", "ess_refined")
+    return ordered((row["model"] for row in rows), MODELS)
 
 
 def _model_row(name: str, rows: Sequence[Row], cross: Sequence[Row], printed: Published) -> dict[str, Any]:
     levels: Mapping[str, float] = printed.get("iwelbo", {})
-    own = where(cross, model=name, proposal=name)
+    keys = ("iwelbo", "iwelbo_refined", "behind", "khat", "khat_refined", "ess_refined")
     return {
         "model": name,
-        **{
-            key: cell(mean_of(rows, key)) for key in ("iwelbo", "iwelbo_refined", "khat", "khat_refined", "ess_refined")
-        },
-        "behind": cell(mean_of(rows, "behind")),
+        **{key: cell(mean_of(rows, key)) for key in keys},
         "behind_paper": max(levels.values()) - levels[name] if name in levels else None,
         "khat_paper": printed.get("khat", {}).get(name),
-        "fdr_mae": cell(mean_of(own, "fdr_mae")),
+        "fdr_mae": cell(mean_of(where(cross, model=name, proposal=name), "fdr_mae")),
         "fdr_mae_paper": printed.get("fdr_mae", {}).get(name),
     }
 
 
 def cross_means(cross: Sequence[Row], simulator: str, key: str) -> dict[str, dict[str, Summary | None]]:
-    """A quantity over seeds by model, then by proposal."""
+    """The mean of a quantity over seeds by model, then by proposal."""
     rows = crossed(cross, simulator)
-    proposals = in_order((row["proposal"] for row in rows), PROPOSALS)
+    proposals = ordered((row["proposal"] for row in rows), PROPOSALS)
     return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in _models(rows)}
 
 
 def cross_table(
-    cross: Sequence[Row], simulator: str, quantity: Column, pick: Any = min, draws: object = "equal"
+    cross: Sequence[Row], simulator: str, quantity: Column, pick: Pick = min, draws: object = "equal"
 ) -> Table | None:
-    """One quantity for every model (down) and proposal (across)."""
+    """One quantity for every model (rows) and proposal (columns)."""
     means = cross_means(cross, simulator, quantity.key)
     if not means:
         return None
@@ -145,8 +140,8 @@ def cross_table(
     columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in next(iter(means.values())))]
     rows = crossed(cross, simulator)
     caption = (
-        f"{quantity.title} of each proposal (columns) on each fixed model (rows), {of_simulator(simulator)}, "
-        f"{draws} draws a cell from every proposal: mean ± sd over {seeds_of(rows)}."
+        f"{quantity.title} of each proposal (columns) on each fixed model (rows), {title_of(simulator)}, "
+        f"{draws} draws per cell from every proposal: mean ± sd over {seed_count(rows)}."
     )
     return Table(f"cross-{quantity.key}-{simulator}", caption, columns, body)
 
@@ -158,21 +153,19 @@ def plugin_table(cross: Sequence[Row], simulator: str) -> Table | None:
         return None
     body = []
     for name in _models(rows):
-        own = {"snis": crossed(cross, simulator), "plugin": rows}
-        parts = {kind: where(part, model=name, proposal=name) for kind, part in own.items()}
+        kinds = {"snis": crossed(cross, simulator), "plugin": rows}
+        parts = {kind: where(part, model=name, proposal=name) for kind, part in kinds.items()}
         body.append({"model": name, **{kind: cell(mean_of(part, MAE.key)) for kind, part in parts.items()}})
     columns = [
         Column("model", "model"),
         replace(MAE, key="snis", title=f"{MAE.title}, weighted"),
         replace(MAE, key="plugin", title="without weights"),
     ]
-    return Table(
-        f"plugin-{simulator}", f"The encoder in place of the posterior, {of_simulator(simulator)}.", columns, body
-    )
+    return Table(f"plugin-{simulator}", f"With and without importance weights, {title_of(simulator)}.", columns, body)
 
 
 def annealing_table(models: Sequence[Row], cross: Sequence[Row], simulator: str) -> Table | None:
-    """AIS as the paper describes it beside refined proposals on the same cells, with its cost."""
+    """AIS as the paper describes it and refined proposals on the same cells, with their cost."""
     rows = [row for row in where(models, simulator=simulator) if row.get("ais") is not None]
     if not rows:
         return None
@@ -186,8 +179,8 @@ def annealing_table(models: Sequence[Row], cross: Sequence[Row], simulator: str)
     for name in _models(rows):
         pairs = {q: where(beside_ais(cross, simulator), model=name, proposal=q) for q in ("AIS", "REFINED")}
         errors = {f"mae_{q}": cell(mean_of(part, MAE.key)) for q, part in pairs.items()}
-        spent = cell(mean_of(pairs["REFINED"], "seconds"))
-        body.append({"model": name, **cells(where(rows, model=name), measured), **errors, "seconds_refined": spent})
+        seconds = cell(mean_of(pairs["REFINED"], "seconds"))
+        body.append({"model": name, **cells(where(rows, model=name), measured), **errors, "seconds_refined": seconds})
     columns = [
         Column("model", "model"),
         *measured,
@@ -196,7 +189,127 @@ def annealing_table(models: Sequence[Row], cross: Sequence[Row], simulator: str)
     ]
     n = next((row["n_cells"] for row in beside_ais(cross, simulator)), "few")
     caption = (
-        f"AIS as printed, 500 temperatures and 100 chains from the prior, on {n} cells a side of "
-        f"{of_simulator(simulator)}; mean ± sd over {seeds_of(rows)}."
+        f"AIS as printed, 500 temperatures and 100 chains from the prior, on {n} cells per group of "
+        f"{title_of(simulator)}; mean ± sd over {seed_count(rows)}."
     )
     return Table(f"ais-{simulator}", caption, columns, body)
+
+
+# ---------------------------------------------------------------------------------------------------- contrasts
+def uncertainty_table(cross: Sequence[Row], simulator: str) -> Table | None:
+    """Coverage, errors and cost of each kind of uncertainty, by cells per group, over all models."""
+    body = []
+    for n in SIZES:
+        sources = {title: refined(cross, simulator, n, uncertainty=kind) for kind, title in UNCERTAINTIES.items()}
+        sources["latents and cells, common prior"] = refined(cross, simulator, n, prior="model")
+        sources |= {f"{name}, cells": floor(cross, simulator, name, n) for name in FLOORS[:2]}
+        for title, rows in sources.items():
+            if rows:
+                seconds = _seconds(rows, title) if title in UNCERTAINTIES.values() else {}
+                body.append({"cells": size_text(n), "what": title, **seconds, **cells(rows, _UNCERTAIN)})
+    if not body:
+        return None
+    columns = [
+        Column("cells", "cells"),
+        Column("what", "uncertainty of"),
+        *_UNCERTAIN,
+        Column("seconds", "seconds after training", 1),
+    ]
+    caption = f"Sources of uncertainty, {title_of(simulator)}: mean over models, ± sd over data sets."
+    note = (
+        "Intervals are of the change relative to that of the median gene, which is what proportions show. The model's "
+        "uncertainty comes from refits to bootstrap resamples, started from the fit. Common prior: one standard normal "
+        "for all cells, which shrinks the groups towards each other."
+    )
+    return Table(f"uncertainty-{simulator}", caption, columns, body, note)
+
+
+_UNCERTAIN = (
+    COVERAGE,
+    WIDTH,
+    Column("coverage_absolute", "cover the absolute change, %", 0, 100),
+    Column("lfc_slope", "slope on the truth", 2),
+    MAE,
+    FDP,
+    TPR,
+)
+
+
+def _seconds(rows: Sequence[Row], title: str) -> dict[str, Value | None]:
+    """Seconds of a contrast, including those of the refits if there are any."""
+    refits = mean_of(rows, "seconds_refits") if title == UNCERTAINTIES["z+cells+model"] else None
+    contrast = mean_of(rows, "seconds")
+    return {"seconds": None if contrast is None else Value(contrast.mean + (refits.mean if refits else 0.0))}
+
+
+def estimand_table(cross: Sequence[Row], simulator: str) -> Table | None:
+    """Three log-fold changes, each against its own true value."""
+    targets = {
+        "centred": ("change of expression", "z+cells"),
+        "proportion": ("change of proportions", "z+cells"),
+        "pair": ("one random cell of each group", "z"),
+    }
+    measured = (MAE, AP, FDP, TPR, COVERAGE)
+    body = [
+        {"what": title, "estimand": name, **cells(rows, measured)}
+        for name, (title, kind) in targets.items()
+        if (rows := refined(cross, simulator, "all", uncertainty=kind, estimand=name))
+    ]
+    for estimand in ("centred", "proportion"):
+        rows = floor(cross, simulator, "raw counts", "all", estimand)
+        if rows:
+            body.append({"what": "raw counts", "estimand": estimand, **cells(rows, measured)})
+    if not body:
+        return None
+    columns = [Column("estimand", "estimand"), Column("what", "log-fold change of"), *measured]
+    caption = f"By estimand, {title_of(simulator)}, all cells: mean over models, ± sd over data sets."
+    return Table(f"estimands-{simulator}", caption, columns, body)
+
+
+def rivals_table(cross: Sequence[Row], simulator: str, estimand: str = "centred") -> Table | None:
+    """Other tools and ours on the same data, with their seconds, scored against one of the two truths."""
+    names = [name for name in RIVALS if where(cross, simulator=simulator, model=name)]
+    if not names:
+        return None
+    measured = (MAE, AP, FDP, TPR, Column("seconds", "seconds", 1), Column("seconds_train", "seconds of training", 0))
+    body = []
+    for n in SIZES:
+        methods = {"refined, all models": refined(cross, simulator, n, estimand=estimand)}
+        methods |= {name: floor(cross, simulator, name, n, estimand) for name in (*FLOORS, *names)}
+        body += [{"cells": size_text(n), "method": m, **cells(rows, measured)} for m, rows in methods.items() if rows]
+    columns = [Column("cells", "cells"), Column("method", "method"), *measured]
+    truth = {"centred": "change of expression", "proportion": "change of proportions"}[estimand]
+    caption = f"Other tools on the same cells, {title_of(simulator)}, scored by the {truth}."
+    return Table(f"rivals-{estimand}-{simulator}", caption, columns, body, FDR_NOTE)
+
+
+def donors_table(donors: Sequence[Row]) -> Table | None:
+    """Cells or donors as replicates: genes called if nothing differs between the groups, and if something does."""
+    body = []
+    for model, kind in dict.fromkeys((row["model"], row.get("replicates")) for row in donors):
+        rows = where(donors, model=model, replicates=kind)
+        null, effect = where(rows, arm="null"), where(rows, arm="effect")
+        called = [float(row["n_called_05"] > 0) for row in null]
+        body.append(
+            {
+                "method": model,
+                "replicates": kind or ("donors" if model == "pseudobulk" else "cells"),
+                "any": Value(sum(called) / len(called)) if called else None,
+                "number": cell(mean_of(null, "n_called_05")),
+                **cells(effect, (FDP, TPR, MAE, COVERAGE)),
+            }
+        )
+    if not body:
+        return None
+    n = len({row["seed"] for row in where(donors, arm="null")})
+    columns = [
+        Column("method", "method"),
+        Column("replicates", "replicates"),
+        Column("any", f"any discovery in {n} null data sets, %", 0, 100),
+        Column("number", "genes called there", 1),
+        *(replace(c, title=f"{c.title}, with changes") for c in (FDP, TPR, MAE, COVERAGE)),
+    ]
+    caption = (
+        "Four donors per group, target FDR 5 %: no gene differs between the groups; then a third is up, a third down."
+    )
+    return Table("donors", caption, columns, body)

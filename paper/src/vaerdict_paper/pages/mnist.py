@@ -1,4 +1,4 @@
-"""The page of the MNIST experiment: verdict, claims, the paper's table, what inference adds, rejection, pictures."""
+"""The page of the MNIST experiment: summary, claims, the paper's table, inference, rejection, pictures."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vaerdict.report import figures
-from vaerdict.report.claims import RULE, Claim
-from vaerdict.report.document import Block, Document, Picture, Section
-from vaerdict.report.summary import Row, grouped, number, rows_of
-from vaerdict.report.tables import Column
+from vaerdict.report.document import Block, Document, Picture, present
+from vaerdict.report.records import Row, grouped, rows_of
+from vaerdict.report.tables import number
 from vaerdict_paper.experiments.ppca import published
-from vaerdict_paper.pages import mnist_figures, mnist_inference, mnist_tables
+from vaerdict_paper.pages import mnist_figures, mnist_tables
+from vaerdict_paper.pages.claims import RULE
+from vaerdict_paper.pages.figures import cross_picture
 from vaerdict_paper.pages.mnist_claims import (
     SCALES,
-    aims,
     paper_claims,
     refinement_claims,
     rejection_claims,
+    targets,
     third_step,
 )
 from vaerdict_paper.pages.mnist_rows import best_model, pair_means
+from vaerdict_paper.pages.mnist_summary import summary
 from vaerdict_paper.pages.mnist_tables import ACCURACY, ACCURACY_IS, CROSS
-from vaerdict_paper.pages.mnist_words import verdict
-
-Parts = Mapping[str, Sequence[Row]]
 
 _NEEDED = {
     "models": ("model", "seed"),
     "cross": ("model", "seed"),
-    "refined": ("model", "seed", "rung"),
+    "refined": ("model", "seed", "stage"),
     "agreement": ("model", "seed"),
     "decisions": ("model", "seed", "rule"),
     "stages": ("stage",),
@@ -50,85 +48,54 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     models, cross, refined = parts["models"], parts["cross"], parts["refined"]
     best = results.get("preset") == "best"
     claims = [] if best else paper_claims(models, cross, source["printed"])
-    goals = aims(results.get("preset"), models, cross, refined, _spent(parts["stages"]))
-    rejection = [] if best else rejection_claims(models, cross)
-    methods = (
-        "Rejecting what was never labelled",
-        [*_listed([*rejection, *third_step(cross)]), mnist_tables.methods_table(models, cross)],
-    )
-    sections = [
-        ("What holds of the paper", [f"{RULE} {SCALES}", claims] if claims else []),
-        ("What was aimed at", [*([] if claims else [f"{RULE} {SCALES}"]), goals] if goals else []),
+    goals = targets(results.get("preset"), models, cross, refined, _total_seconds(parts["stages"]))
+    rejection = [*([] if best else rejection_claims(models, cross)), *third_step(cross)]
+    rule = f"{RULE} {SCALES}"
+    methods = ("Rejecting the unlabelled digit", [rejection, mnist_tables.methods_table(models, cross)])
+    paper_table = None if best else mnist_tables.models_table(models, source["printed"], source["released"])
+    sections: list[tuple[str, Sequence[Block | None]]] = [
+        ("Claims of the paper", [rule, claims] if claims else []),
+        ("Targets", [None if claims else rule, goals] if goals else []),
         *([methods] if best else []),
         (
             "Each model with its own proposal" if best else "The paper's table",
-            [
-                None if best else mnist_tables.models_table(models, source["printed"], source["released"]),
-                mnist_tables.weights_table(models, source["printed"]),
-            ],
+            [paper_table, mnist_tables.weights_table(models, source["printed"])],
         ),
         ("Every model with every proposal", _cross(cross)),
         (
             "Better inference",
-            [
-                *_listed(refinement_claims(refined)),
-                mnist_inference.refinement_table(refined),
-                mnist_inference.better_table(refined),
-            ],
+            [refinement_claims(refined), mnist_tables.refinement_table(refined), mnist_tables.better_table(refined)],
         ),
-        ("The sampler's error and the model's", [mnist_inference.agreement_table(parts["agreement"])]),
+        ("The sampler's error and the model's", [mnist_tables.agreement_table(parts["agreement"])]),
         *([] if best else [methods]),
-        ("Rules that decide", [*_rules(parts["decisions"], best_model(models)), *_curves(parts["curves"])]),
-        ("The digits themselves", [*_digits(parts["digits"]), *_latent(parts["latent"])]),
-        ("What it cost", _cost(parts["stages"], source["released"])),
+        ("Decision rules", [*_rules(parts["decisions"], best_model(models)), *_curves(parts["curves"])]),
+        ("Examples of digits", [*_digits(parts["digits"]), _latent(parts["latent"])]),
+        ("Cost", _cost(parts["stages"], source["released"])),
     ]
-    return Document("MNIST: decide, or reject", verdict(results, parts, claims, goals), _present(sections), manifest)
-
-
-def _present(sections: Sequence[tuple[str, Sequence[Block | None]]]) -> list[Section]:
-    kept = [(heading, [block for block in blocks if block is not None]) for heading, blocks in sections]
-    return [Section(heading, blocks) for heading, blocks in kept if blocks]
-
-
-def _listed(claims: Sequence[Claim]) -> list[Block]:
-    return [claims] if claims else []
+    return Document("MNIST: decide, or reject", summary(results, parts, claims, goals), present(sections), manifest)
 
 
 def _cross(cross: Sequence[Row]) -> list[Block]:
     """Heat maps of precision and accuracy without and with weights; the tables of accuracy folded."""
     blocks: list[Block] = []
-    for quantity in CROSS:
+    for quantity, title in CROSS.items():
         table = mnist_tables.cross_table(cross, quantity)
         if table:
-            blocks += [_heat(cross, quantity), replace(table, detail=quantity in (ACCURACY, ACCURACY_IS))]
+            means = pair_means(cross, quantity.key)
+            picture = cross_picture(means, quantity, f"cross-{quantity.key}", title=title, pick=max)
+            blocks += [picture, replace(table, detail=quantity in (ACCURACY, ACCURACY_IS))]
     return blocks
 
 
-def _heat(cross: Sequence[Row], quantity: Column) -> Picture:
-    means = pair_means(cross, quantity.key)
-    values = {m: {q: mean and mean.mean for q, mean in row.items()} for m, row in means.items()}
-    rows = "; ".join(
-        f"{m}: " + ", ".join(f"{q} {quantity.text(v)}" for q, v in row.items()) for m, row in values.items()
-    )
-    known = [v for row in values.values() for v in row.values() if v is not None]
-    return Picture(
-        f"cross-{quantity.key}",
-        f"{CROSS[quantity]}: lighter is better, from {quantity.text(min(known))} to {quantity.text(max(known))}; the "
-        "best proposal of each model is framed.",
-        f"Heat map, models by proposals: {CROSS[quantity]}. {rows}.",
-        lambda: figures.heat_map(values, quantity, max),
-    )
-
-
 def _rules(decisions: Sequence[Row], model: str | None) -> list[Block | None]:
-    """The rules on the kept model and the plain network; the others folded."""
+    """The rules on the selected model and the supervised network; the others folded."""
     shown = [row for row in decisions if row["model"] == model or row.get("estimator") == "CNN"]
     rest = [row for row in decisions if row["model"] != model and row.get("estimator") != "CNN"]
-    caption = f"What each rule does, on {model} and the plain network" if shown else "What each rule does"
+    caption = f"Decision rules on {model} and the supervised network" if shown else "Decision rules"
     return [
         mnist_tables.decisions_table(shown or decisions, "decisions", caption),
         mnist_tables.decisions_table(
-            rest if shown else [], "decisions-others", "The rules on the other models", detail=True
+            rest if shown else [], "decisions-others", "Decision rules on the other models", detail=True
         ),
     ]
 
@@ -146,19 +113,19 @@ def _curves(curves: Sequence[Row]) -> list[Block]:
 def _curve(kind: str, rows: Sequence[Row]) -> Picture:
     x, y = _AXES.get(kind, ("x", "y"))
     names = list(dict.fromkeys(str(row["name"]) for row in rows))
-    good = {"risk-coverage": " Lower is better.", "precision-recall": " Higher is better."}.get(kind, "")
+    direction = {"risk-coverage": " Lower is better.", "precision-recall": " Higher is better."}.get(kind, "")
     return Picture(
         kind,
-        f"{kind.capitalize()} curves on the test digits.{good}",
+        f"{kind.capitalize()} curves on the test digits.{direction}",
         f"{kind.capitalize()} curves, {y} against {x}, of {', '.join(names)}.",
         lambda: mnist_figures.curves(rows, x, y),
     )
 
 
 _KINDS = {
-    "rejected": "Rightly rejected: nines that no labelled class was sure of.",
-    "wrongly rejected": "Wrongly rejected: seen digits that were set aside.",
-    "wrongly accepted": "Wrongly accepted: nines taken for a seen digit, or seen digits taken for another.",
+    "rejected": "Correctly rejected: nines.",
+    "wrongly rejected": "Wrongly rejected: seen digits.",
+    "wrongly accepted": "Wrongly accepted: nines classified as a seen digit.",
 }
 
 
@@ -168,48 +135,44 @@ def _digits(digits: Sequence[Row]) -> list[Block]:
 
 
 def _gallery(kind: str, rows: Sequence[Row], total: int) -> Picture:
-    some = f" {len(rows)} of {total}." if len(rows) < total else ""
+    share = f" {len(rows)} of {total}." if len(rows) < total else ""
     return Picture(
         f"digits-{kind}",
-        f"{_KINDS.get(kind, kind)}{some} Under each: what it is, what it was taken for, its reject score.",
-        f"Pictures of digits {kind}: {'; '.join(map(mnist_figures.words, rows))}.",
+        f"{_KINDS.get(kind, kind)}{share} Under each: its label, the predicted digit, its reject score.",
+        f"Pictures of digits {kind}: {'; '.join(map(mnist_figures.digit_text, rows))}.",
         lambda: mnist_figures.digits(rows),
     )
 
 
-def _latent(latent: Sequence[Row]) -> list[Block]:
-    known = [row for row in latent if row["x"] is not None and row["y"] is not None]
-    shown = mnist_figures.thinned(known, _MOST_POINTS)
+def _latent(latent: Sequence[Row]) -> Picture | None:
+    complete = [row for row in latent if row["x"] is not None and row["y"] is not None]
+    shown = mnist_figures.thinned(complete, _MOST_POINTS)
     if not shown:
-        return []
-    points = {
-        label: [(row["x"], row["y"]) for row in rows]
-        for (label,), rows in sorted(grouped(shown, "label").items(), key=lambda item: str(item[0]))
-    }
-    counts = ", ".join(f"{label}: {len(by)}" for label, by in points.items())
-    return [
-        Picture(
-            "latent",
-            f"Latent means of {len(shown)} test digits on a plane, each drawn as itself and coloured by class; the "
-            "nines, never labelled, large and in ink.",
-            f"Scatter of latent means; points by digit: {counts}.",
-            lambda: mnist_figures.latent(points, _UNSEEN),
-        )
-    ]
+        return None
+    by_label = sorted(grouped(shown, "label").items(), key=lambda item: str(item[0]))
+    points = {label: [(row["x"], row["y"]) for row in rows] for (label,), rows in by_label}
+    counts = ", ".join(f"{label}: {len(xy)}" for label, xy in points.items())
+    return Picture(
+        "latent",
+        f"Latent means of {len(shown)} test digits on a plane, drawn as numerals and coloured by class; the nines, "
+        "never labelled, are large and in ink.",
+        f"Scatter of latent means; points by digit: {counts}.",
+        lambda: mnist_figures.latent(points, _UNSEEN),
+    )
 
 
-def _spent(stages: Sequence[Row]) -> float | None:
-    known = [row["seconds"] for row in stages if row.get("seconds") is not None]
-    return float(sum(known)) if known else None
+def _total_seconds(stages: Sequence[Row]) -> float | None:
+    seconds = [row["seconds"] for row in stages if row.get("seconds") is not None]
+    return float(sum(seconds)) if seconds else None
 
 
 def _cost(stages: Sequence[Row], released: Mapping[str, Any]) -> list[Block | None]:
-    spent = _spent(stages)
-    if not spent:
+    seconds = _total_seconds(stages)
+    if not seconds:
         return []
-    ratio = 3600 * released["gpu_hours"] / spent
-    words = (
-        f"All stages took {number(spent / 60, 1)} minutes; the released code takes about {released['gpu_hours']} hours "
-        f"of a GPU for its grid alone, {number(ratio, 0)} times as long, not on the same machine."
+    ratio = 3600 * released["gpu_hours"] / seconds
+    sentence = (
+        f"All stages took {number(seconds / 60, 1)} minutes; the released code takes about {released['gpu_hours']} GPU "
+        f"hours for its grid alone, {number(ratio, 0)} times as long, on a different machine."
     )
-    return [words, mnist_tables.stages_table(stages, released)]
+    return [sentence, mnist_tables.stages_table(stages, released)]

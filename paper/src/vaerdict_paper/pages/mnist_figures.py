@@ -1,4 +1,4 @@
-"""What is drawn of the MNIST experiment: plain curves, pictures of digits, the latent plane. Called in `svg.styled`."""
+"""Figures of the MNIST experiment: curves, pictures of digits, the latent plane."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vaerdict.core import DataError
-from vaerdict.report.figures import WIDTH, blank, label
-from vaerdict.report.summary import Row, grouped
-from vaerdict.report.svg import GREY, INK, OKABE_ITO
+from vaerdict.report.figures import GREY, INK, OKABE_ITO, WIDTH, blank, label
+from vaerdict.report.records import Row, grouped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,25 +18,25 @@ if TYPE_CHECKING:
 SIDE, ACROSS = 28, 6
 """Pixels along a digit, and digits along a row."""
 
-_CELL = (44, 32)  # pixels that a digit takes down, with two lines of text, and across
+_CELL = (44, 32)  # height and width in pixels of a digit with two lines of text
 
 MOST_POINTS = 200
-"""Of a curve; more than a page can show."""
+"""Points drawn of a curve; more cannot be seen on a page."""
 
 _STYLES = ("-", "--", "-.", ":")
 _COLOURS = (*OKABE_ITO, GREY, "#7b3f00")
-"""One for each digit that was labelled."""
+"""One for each labelled digit."""
 
 
 def curves(rows: Sequence[Row], x: str, y: str) -> Figure:
-    """Curves in the unit interval, each named by colour, dashes and legend; rows of one name share its look."""
+    """Curves in the unit interval, told apart by colour, dashes and legend; rows of one name look the same."""
     figure, axes = blank(height=4.2)
-    for look, ((name,), part) in enumerate(grouped(rows, "name").items()):
-        colour, dashes = OKABE_ITO[look % len(OKABE_ITO)], _STYLES[look % len(_STYLES)]
+    for i, ((name,), part) in enumerate(grouped(rows, "name").items()):
+        colour, dashes = OKABE_ITO[i % len(OKABE_ITO)], _STYLES[i % len(_STYLES)]
         for index, row in enumerate(part):
-            known = [(a, b) for a, b in zip(row["x"], row["y"], strict=True) if a is not None and b is not None]
+            points = [(a, b) for a, b in zip(row["x"], row["y"], strict=True) if a is not None and b is not None]
             axes.plot(
-                *_columns(thinned(known)), color=colour, linestyle=dashes, label=None if index else label(name, 40)
+                *_columns(thinned(points)), color=colour, linestyle=dashes, label=None if index else label(name, 40)
             )
     axes.set(xlabel=x, ylabel=y, xlim=(0, 1.01))
     axes.set_ylim(bottom=0)
@@ -47,7 +46,7 @@ def curves(rows: Sequence[Row], x: str, y: str) -> Figure:
 
 
 def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
-    """At most so many of the points, evenly spaced, the first and the last among them."""
+    """At most `most` of the points, evenly spaced, including the first and the last."""
     if len(points) <= most:
         return list(points)
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
@@ -58,7 +57,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def digits(rows: Sequence[Row]) -> Figure:
-    """Digits in rows of six, each over what it is, what it was taken for, and its score."""
+    """Digits in rows of six; under each its label, the predicted digit and its score."""
     from matplotlib.figure import Figure
 
     image = mosaic([pixels(row["pixels"]) for row in rows])
@@ -69,34 +68,34 @@ def digits(rows: Sequence[Row]) -> Figure:
     axes.imshow(image, "gray", vmin=0, vmax=15, extent=(0, width, height, 0), interpolation="none")
     for index, row in enumerate(rows):
         x, y = (index % ACROSS + 0.5) * _CELL[1], index // ACROSS * _CELL[0] + SIDE + 3
-        axes.text(x, y, words(row, "\n"), ha="center", va="top", fontsize=9, linespacing=1.1)
+        axes.text(x, y, digit_text(row, "\n"), ha="center", va="top", fontsize=9, linespacing=1.1)
     return figure
 
 
 def mosaic(images: Sequence[np.ndarray]) -> np.ma.MaskedArray:
-    """Images in rows of six as one, with room under each; what lies between is masked.
+    """One image of all images in rows of six, with room under each; the space between is masked.
 
     Shapes: ``n of (28, 28) -> (44 ceil(n / 6), 192)``.
     """
     import numpy as np
 
     down, (tall, wide) = math.ceil(len(images) / ACROSS), _CELL
-    whole = np.full((down * tall, ACROSS * wide), -1)
+    canvas = np.full((down * tall, ACROSS * wide), -1)
     for index, image in enumerate(images):
         top, left = index // ACROSS * tall, index % ACROSS * wide + 1
-        whole[top : top + SIDE + 2, left : left + SIDE + 2] = np.pad(image, 1)
-    return np.ma.masked_less(whole, 0)
+        canvas[top : top + SIDE + 2, left : left + SIDE + 2] = np.pad(image, 1)
+    return np.ma.masked_less(canvas, 0)
 
 
-def words(row: Row, between: str = ", score ") -> str:
-    """A digit in words: ``9 as 4``, then its score."""
-    score = "" if row.get("score") is None else f"{between}{row['score']:.2f}"
-    taken = "" if row.get("predicted") is None else f" as {label(row['predicted'], 8)}"
-    return f"{label(row.get('label', '?'), 8)}{taken}{score}"
+def digit_text(row: Row, separator: str = ", score ") -> str:
+    """A digit as text: ``9 as 4``, then its score."""
+    score = "" if row.get("score") is None else f"{separator}{row['score']:.2f}"
+    predicted = "" if row.get("predicted") is None else f" as {label(row['predicted'], 8)}"
+    return f"{label(row.get('label', '?'), 8)}{predicted}{score}"
 
 
 def pixels(text: str) -> np.ndarray:
-    """A square image from one hexadecimal character a pixel.
+    """A square image from one hexadecimal character per pixel.
 
     Shapes: ``784 characters -> (28, 28)``.
     """
@@ -111,11 +110,11 @@ def pixels(text: str) -> np.ndarray:
 
 
 def latent(points: Mapping[Any, Sequence[tuple[float, float]]], unseen: Any) -> Figure:
-    """Digits as figures of themselves on a plane, coloured by class; the unseen class larger and in ink."""
+    """Digits on a plane, drawn as numerals and coloured by class; the unseen class larger and in ink."""
     figure, axes = blank(height=4.8)
     seen = [name for name in points if name != unseen]
-    for look, name in enumerate(seen):
-        colour = _COLOURS[look % len(_COLOURS)]
+    for i, name in enumerate(seen):
+        colour = _COLOURS[i % len(_COLOURS)]
         axes.scatter(*_columns(points[name]), marker=marker(name), color=colour, s=26, linewidths=0)
     if unseen in points:
         axes.scatter(*_columns(points[unseen]), marker=marker(unseen), color=INK, s=52, linewidths=0.4)
@@ -124,7 +123,7 @@ def latent(points: Mapping[Any, Sequence[tuple[float, float]]], unseen: Any) -> 
 
 
 def marker(name: Any) -> Path | str:
-    """A digit's own figure about its middle, a dot for anything else."""
+    """The centred outline of a digit, a dot for anything else."""
     from matplotlib.path import Path
     from matplotlib.textpath import TextPath
 

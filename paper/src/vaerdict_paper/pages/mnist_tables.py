@@ -1,29 +1,32 @@
-"""Tables of the MNIST experiment: models beside the published ones, pairs, who rejects best, rules, seconds."""
+"""Tables of the MNIST experiment: models, pairs with proposals, inference, rejection, decision rules, seconds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vaerdict.report.summary import Row, grouped, in_order, mean_of, seeds_of, where
-from vaerdict.report.tables import Column, Table, Value, cell, cells, mark, mark_column
+from vaerdict.report.records import Row, grouped
+from vaerdict.report.tables import Column, Table, Value, mark, mark_column
 from vaerdict_paper.pages.mnist_rows import (
     Method,
     baselines,
+    by_selection,
     counts_of,
     crossed,
     methods,
-    nearest,
     pair_means,
+    paper_variant,
     title,
     weighted,
 )
 from vaerdict_paper.pages.ppca_tables import CROSSED
+from vaerdict_paper.pages.seed_statistics import cell, cells, mean_of, ordered, seed_count, where
 
 IWELBO, KHAT = Column("iwelbo", "IWELBO", 2), Column("khat", "k-hat, median", 2)
 PRECISION, ACCURACY = Column("auprc", "AP", 3), Column("accuracy", "accuracy, %", 1, 100)
-SHARE = Column("khat_share_ok", "k-hat in order, % of digits", 1, 100)
+SHARE = Column("khat_share_ok", "k-hat below threshold, % of digits", 1, 100)
 ENTROPY, ESS = Column("auprc_entropy", "AP by entropy", 3), Column("ess", "ESS, % of draws", 1, 100)
 PRECISION_IS = Column("auprc_is", "AP with weights", 3)
 ENTROPY_IS = Column("auprc_entropy_is", "AP by entropy with weights", 3)
@@ -33,51 +36,49 @@ PRECISION_NOTE = "AP: average precision of rejecting the nines."
 
 
 def models_table(models: Sequence[Row], printed: Mapping[str, Any], released: Mapping[str, Any]) -> Table | None:
-    """The paper's table: ours, as printed, and from its code run as it is."""
-    rows = nearest(models)
+    """The paper's table: our numbers, as printed, and from the released code run unchanged."""
+    rows = paper_variant(models)
     if not rows:
         return None
-    columns = [IWELBO, *_beside(IWELBO), PRECISION, *_beside(PRECISION), ENTROPY, ACCURACY, *_beside(ACCURACY)[1:]]
-    published = {
-        f"{q.key}_{at}": source.get(q.key, {})
-        for q in _COMPARED
-        for at, source in (("paper", printed), ("released", released))
-    }
+    columns = [IWELBO, *_published(IWELBO), PRECISION, *_published(PRECISION), ENTROPY, ACCURACY]
+    columns += _published(ACCURACY)[1:]  # the paper gives accuracies only in its text
+    sources = {"paper": printed, "released": released}
+    published = {f"{q.key}_{name}": source.get(q.key, {}) for q in _COMPARED for name, source in sources.items()}
     body = [
         {
             "model": name,
             **cells(where(rows, model=name), (*_COMPARED, ENTROPY)),
             **{key: numbers.get(name) for key, numbers in published.items()},
         }
-        for name in in_order((row["model"] for row in rows), CROSSED)
+        for name in ordered((row["model"] for row in rows), CROSSED)
     ]
     for column in (*_COMPARED, ENTROPY):
         body = mark_column(body, column.key, max)
-    apart = title({**rows[0], "model": "M1+M2"})
+    variant = title({**rows[0], "model": "M1+M2"})
     caption = (
-        f"The paper's table: ours, {apart}, mean ± sd over {seeds_of(rows)}; as printed; and its released code run as "
-        "it is. Each model with its own proposal, without weights."
+        f"The paper's table: ours, {variant}, mean ± sd over {seed_count(rows)}; as printed; and the released code run "
+        "unchanged. Each model with its own proposal, without weights."
     )
-    notes = [source["note"] for source in (printed, released) if "note" in source]
+    notes = [source["note"] for source in sources.values() if "note" in source]
     return Table("models", caption, [Column("model", "model"), *columns], body, " ".join([PRECISION_NOTE, *notes]))
 
 
 _COMPARED = (IWELBO, PRECISION, ACCURACY)
 
 
-def _beside(quantity: Column) -> list[Column]:
-    """Where the published numbers of a quantity stand; the paper prints accuracies in its text alone."""
-    ends = {"paper": "paper", "released": "released code"}
-    return [replace(quantity, key=f"{quantity.key}_{at}", title=f"{quantity.title}, {who}") for at, who in ends.items()]
+def _published(quantity: Column) -> list[Column]:
+    """The columns of the published numbers of a quantity."""
+    sources = {"paper": "paper", "released": "released code"}
+    return [replace(quantity, key=f"{quantity.key}_{k}", title=f"{quantity.title}, {s}") for k, s in sources.items()]
 
 
 def weights_table(models: Sequence[Row], printed: Mapping[str, Any]) -> Table | None:
-    """What the weights of each model's own proposal are worth, and what they decide, beside the paper's accuracy."""
-    rows = nearest(models)
+    """Diagnostics of the weights of each model's own proposal, and the decisions with them."""
+    rows = paper_variant(models)
     measured = (KHAT, SHARE, ESS, PRECISION_IS, ENTROPY_IS, ACCURACY_IS)
     if not any(row.get(column.key) is not None for row in rows for column in measured):
         return None
-    names = in_order((row["model"] for row in rows), CROSSED)
+    names = ordered((row["model"] for row in rows), CROSSED)
     paper = {"accuracy_paper": printed.get("accuracy_is")}
     body = [{"model": name, **cells(where(rows, model=name), measured), **paper} for name in names]
     for column in (PRECISION_IS, ENTROPY_IS, ACCURACY_IS):
@@ -85,7 +86,7 @@ def weights_table(models: Sequence[Row], printed: Mapping[str, Any]) -> Table | 
     draws = counts_of(rows, "n_draws")
     caption = (
         f"The weights of each model's own proposal{f', {draws} draws' if draws else ''}: k-hat, effective sample size, "
-        f"and decisions with weights kept in log space; mean ± sd over {seeds_of(rows)}."
+        f"and decisions with weights in log space; mean ± sd over {seed_count(rows)}."
     )
     columns = [Column("model", "model"), *measured, Column("accuracy_paper", "the same, paper: about, %", 0, 100)]
     return Table("weights", caption, columns, body, PRECISION_NOTE)
@@ -97,11 +98,11 @@ CROSS = {
     ACCURACY: "Accuracy (%) without weights",
     ACCURACY_IS: "Accuracy (%) with weights",
 }
-"""What is shown for every pair of model and proposal."""
+"""Quantities shown for every pair of model and proposal, with their titles."""
 
 
 def cross_table(cross: Sequence[Row], quantity: Column) -> Table | None:
-    """One quantity for every model (down) and proposal (across), the highest of each model marked."""
+    """One quantity for every model (rows) and proposal (columns), the highest of each model marked."""
     means = pair_means(cross, quantity.key)
     if not means:
         return None
@@ -109,25 +110,125 @@ def cross_table(cross: Sequence[Row], quantity: Column) -> Table | None:
     columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in next(iter(means.values())))]
     rows = crossed(cross)
     draws = counts_of(rows, "n_draws") or "equal"
-    caption = f"{CROSS[quantity]}, {draws} draws from every proposal: mean ± sd over {seeds_of(rows)}."
+    caption = f"{CROSS[quantity]}, {draws} draws from every proposal: mean ± sd over {seed_count(rows)}."
     return Table(f"cross-{quantity.key}", caption, columns, body)
 
 
-def methods_table(models: Sequence[Row], cross: Sequence[Row]) -> Table | None:
-    """Nine-class models, free-class models and plain networks, most precise first."""
-    every = [*methods(models, cross), *weighted(cross), *baselines(cross)]
-    if not every:
+# -------------------------------------------------------------------------------------------------- inference
+STAGES = ("encoder", "MIS", "REFINED", "IMPROVED", "SMC")
+
+
+def refinement_table(refined: Sequence[Row]) -> Table | None:
+    """Every stage of inference for every model: the weights, the distance to a reference run, the cost."""
+    if not refined:
         return None
-    body = sorted(map(_method_row, every), key=lambda row: row["auprc"].value, reverse=True)
+    gold = counts_of(refined, "gold_images")
+    near = (
+        f" Distance to reference: total variation between p(c|x) and that of a long SMC run, mean of {gold} digits."
+        if gold
+        else ""
+    )
+    note = (
+        "encoder: the model's own proposal; MIS: the mixture; REFINED: a Gaussian of full covariance fitted for each "
+        f"digit and class; IMPROVED: the same after gradient steps on its bound.{near}"
+    )
+    measured = (SHARE, KHAT, ESS, Column("gold_distance", "distance to reference", 4), Column("seconds", "seconds", 0))
+    return _by_stage(refined, "refinement", "Stages of inference", measured, note)
+
+
+def better_table(refined: Sequence[Row]) -> Table | None:
+    """Decisions at every stage of inference, and without weights on the same digits."""
+    if not refined:
+        return None
+    without = (replace(ACCURACY, title="accuracy without weights, %"), replace(PRECISION, title="AP without weights"))
+    measured = (without[0], ACCURACY_IS, without[1], PRECISION_IS, ENTROPY_IS)
+    note = f"{PRECISION_NOTE} Without weights: by the encoder alone."
+    return _by_stage(refined, "better", "Decisions", measured, note)
+
+
+def _by_stage(refined: Sequence[Row], name: str, caption: str, measured: Sequence[Column], note: str) -> Table:
+    body = [
+        {"model": name, "stage": stage, **cells(where(rows, stage=stage), measured)}
+        for name, rows in by_selection(refined).items()
+        for stage in ordered((str(row["stage"]) for row in rows), STAGES)
+    ]
+    n, draws = counts_of(refined, "n_images"), counts_of(refined, "n_draws")
+    drawn = f", {draws} draws" if draws else ""
+    caption = f"{caption} on the same {n or 'test'} digits{drawn}: mean ± sd over {seed_count(refined)}."
+    return Table(name, caption, [Column("model", "model"), Column("stage", "inference"), *measured], body, note)
+
+
+def agreement_table(agreement: Sequence[Row]) -> Table | None:
+    """Whether the inference is certified, and whether the model agrees with held-out labels."""
+    if not agreement:
+        return None
+    measured = (
+        Column("certified_share", "certified, % of digits", 1, 100),
+        Column("confidence", "expected accuracy, %", 1, 100),
+        replace(ACCURACY, title="accuracy, %"),
+        Column("log_score", "log score", 3),
+        Column("log_score_plugin", "log score without weights", 3),
+        Column("ece", "calibration error, %", 1, 100),
+    )
+    body = [
+        {
+            "model": name,
+            **{key: most_common(rows, key) for key in ("inference", "model_verdict")},
+            **cells(rows, measured),
+        }
+        for name, rows in by_selection(agreement).items()
+    ]
+    names = {"model": "model", "inference": "inference", "model_verdict": "model and labels"}
+    n_labels = counts_of(agreement, "n_held_out")
+    return Table(
+        "agreement",
+        f"Inference and model assessed separately: is p(c|x) accurate, and does it agree with labels? On "
+        f"{n_labels or 'the'} held-out labels, mean ± sd over {seed_count(agreement)}.",
+        [*(Column(key, heading) for key, heading in names.items()), *measured],
+        body,
+        f"{_gaps(agreement)}The model agrees if accuracy and log score are consistent with labels drawn from its own "
+        "p(c|x), by a test with simulated labels.",
+    )
+
+
+def _gaps(agreement: Sequence[Row]) -> str:
+    """Expected minus actual accuracy of each model, with the standard error over digits."""
+    gap = Column("gap", "", 2, 100, signed=True)
+    gaps = [
+        f"{name} {gap.text(cell(mean))} points"
+        + (f" (se {replace(gap, signed=False).text(error.mean)} over digits)" if error else "")
+        for name, rows in by_selection(agreement).items()
+        for mean, error in [(mean_of(rows, "gap"), mean_of(rows, "gap_se"))]
+        if mean
+    ]
+    return f"Expected minus actual accuracy: {'; '.join(gaps)}. " if gaps else ""
+
+
+def most_common(rows: Sequence[Row], key: str) -> str | None:
+    """The most common value over seeds, with its count if the seeds differ."""
+    values = Counter(str(row[key]) for row in rows if row.get(key) is not None)
+    if not values:
+        return None
+    (value, n), total = values.most_common(1)[0], values.total()
+    return value if n == total else f"{value} ({n} of {total} seeds)"
+
+
+# -------------------------------------------------------------------------------------------------- decisions
+def methods_table(models: Sequence[Row], cross: Sequence[Row]) -> Table | None:
+    """Nine-class models, free-class models and supervised networks, most precise first."""
+    candidates = [*methods(models, cross), *weighted(cross), *baselines(cross)]
+    if not candidates:
+        return None
+    body = sorted(map(_method_row, candidates), key=lambda row: row["auprc"].value, reverse=True)
     for column in (PRECISION, ACCURACY, _AUROC):
         body = mark_column(body, column.key, max)
-    columns = [Column("name", "who decides"), Column("kind", "classes"), Column("score", "reject score"), PRECISION]
-    seeds = seeds_of(row for method in every for row in method.rows)
-    caption = f"Who rejects nines best, and at what accuracy: mean ± sd over {seeds}."
+    columns = [Column("name", "model"), Column("kind", "classes"), Column("score", "reject score"), PRECISION]
+    seeds = seed_count(row for method in candidates for row in method.rows)
+    caption = f"Rejection of nines and accuracy, most precise first: mean ± sd over {seeds}."
     note = (
-        f"{PRECISION_NOTE} No weights, where nothing else is said. Proposals averaged: the mean of the probabilities "
-        "of three recognition networks fitted to one model. These networks are trained on unlabelled digits too, nines "
-        "among them, which the plain networks never see. A free class is another task."
+        f"{PRECISION_NOTE} Without weights unless stated. Proposals averaged: the mean of the probabilities of three "
+        "recognition networks fitted to one model. These networks are also trained on unlabelled digits, including "
+        "nines, which the supervised networks never see. With a free class the task is a different one."
     )
     return Table("methods", caption, [*columns, _AUROC, ACCURACY], body, note)
 
@@ -147,7 +248,7 @@ def _method_row(method: Method) -> dict[str, Any]:
 
 
 def decisions_table(decisions: Sequence[Row], name: str, caption: str, *, detail: bool = False) -> Table | None:
-    """What each rule does to seen and unseen digits."""
+    """Rejections, accuracy and coverage of each decision rule on seen and unseen digits."""
     if not decisions:
         return None
     measured = (
@@ -157,37 +258,43 @@ def decisions_table(decisions: Sequence[Row], name: str, caption: str, *, detail
     )  # fmt: skip
     rows = [{**row, "title": title(row)} for row in decisions]
     body = [
-        {"rule": rule, "title": who, "estimator": _ESTIMATORS.get(how, how), "score": score, **cells(part, measured)}
-        for (rule,), ruled in grouped(rows, "rule").items()
-        for (who, how, score), part in grouped(ruled, "title", "estimator", "score").items()
+        {
+            "rule": rule,
+            "title": model,
+            "estimator": _ESTIMATORS.get(kind, kind),
+            "score": score,
+            **cells(part, measured),
+        }
+        for (rule,), of_rule in grouped(rows, "rule").items()
+        for (model, kind, score), part in grouped(of_rule, "title", "estimator", "score").items()
     ]
     names = {"title": "model", "rule": "rule", "estimator": "probabilities", "score": "reject score"}
-    columns = [*(Column(key, words) for key, words in names.items()), *measured]
+    columns = [*(Column(key, heading) for key, heading in names.items()), *measured]
     note = (
-        "The conformal rule takes its threshold from held-out labels and promises to reject at most its share of seen "
-        "digits, on average over such labels, and nothing about unseen ones; the cost rule rejects where deciding "
-        "would cost more."
+        "The conformal rule takes its threshold from held-out labels and guarantees to reject at most its share of "
+        "seen digits, on average over such labels; it guarantees nothing for unseen digits. The cost rule rejects if "
+        "deciding would cost more."
     )
-    return Table(name, f"{caption}: mean ± sd over {seeds_of(decisions)}.", columns, body, note, detail)
+    return Table(name, f"{caption}: mean ± sd over {seed_count(decisions)}.", columns, body, note, detail)
 
 
 _ESTIMATORS = {"plugin": "without weights", "corrected": "with weights"}
 
 
 def stages_table(stages: Sequence[Row], released: Mapping[str, Any]) -> Table | None:
-    """Seconds of every stage, and the released code's hours under their sum."""
-    spent = [row for row in stages if row.get("seconds") is not None]
-    if not spent:
+    """Seconds of every stage, their sum, and the hours of the released code."""
+    timed = [row for row in stages if row.get("seconds") is not None]
+    if not timed:
         return None
     body = [
         {"stage": stage, "what": _joined(part, "what"), "device": _joined(part, "device"), "seconds": _total(part)}
-        for (stage,), part in grouped(spent, "stage").items()
+        for (stage,), part in grouped(timed, "stage").items()
     ]
-    body.append({"stage": "all", "what": "", "device": _joined(spent, "device"), "seconds": _total(spent)})
+    body.append({"stage": "all", "what": "", "device": _joined(timed, "device"), "seconds": _total(timed)})
     if "gpu_hours" in released:
         seconds = Value(3600.0 * released["gpu_hours"], None, " (about)")
         body.append(
-            {"stage": "released code", "what": "the paper's grid, run as it is", "device": "a GPU", "seconds": seconds}
+            {"stage": "released code", "what": "the paper's grid, run unchanged", "device": "a GPU", "seconds": seconds}
         )
     columns = [
         Column("stage", "stage"),

@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from vaerdict.diagnostics import MAX_KHAT
-from vaerdict.report.claims import Claim, Evidence
-from vaerdict.report.summary import Row, Summary, by_seed, difference, mean_of, summarise, where
+from vaerdict.report.records import Row
+from vaerdict_paper.pages.claims import (
+    FAVOURED,
+    Claim,
+    Evidence,
+    against_best,
+    best_of,
+    mean_gap,
+    paired_evidence,
+    rival_names,
+    selected_models,
+    selection_counts,
+)
 from vaerdict_paper.pages.ppca_tables import CROSSED, SINGLES, Published, beyond_rows
-from vaerdict_paper.pages.rivals import against_best, average, best_of, between, counted, highest, named, printed_gap
+from vaerdict_paper.pages.seed_statistics import Summary, by_seed, difference, mean_of, minus, where
 
 ERRORS = (
-    "Differences of errors are in hundredths of a probability, of the mean absolute error against the posterior of the "
-    "generator, with equal draws for every proposal."
+    "Errors are mean absolute errors against the posterior of the generator, with equal draws for every proposal; "
+    "their differences are in hundredths of a probability."
 )
 
 
@@ -35,34 +46,32 @@ def paper_claims(models: Sequence[Row], cross: Sequence[Row], published: Publish
 
 
 def _better_models(models: Sequence[Row], k: int, published: Published) -> Claim:
-    levels = _levels(models, k)
-    printed = published.get("log_evidence", {})
-    evidence = [
-        Evidence(
-            f"held-out log p, {name} minus VAE", between(levels, name, "VAE"), +1, 3, printed_gap(printed, name, "VAE")
-        )
-        for name in ("IWAE", "WW", "CHI")
-    ]
+    levels, printed = _levels(models, k), published.get("log_evidence")
+    names = ("IWAE", "WW", "CHI")
+    evidence = [paired_evidence("held-out log p", levels, name, "VAE", +1, 3, printed) for name in names]
     return Claim(f"IWAE, WW and CHI fit better models than the VAE ({k} particles).", evidence)
 
 
 def _chi_is_best(cross: Sequence[Row], k: int) -> Claim:
     pairs = _pairs(cross, k)
     gaps = {model: against_best(errors, "CHI", ("VAE", "IWAE", "WW")) for model, errors in pairs.items()}
-    evidence = Evidence(f"CHI minus the best other Gaussian proposal{named(gaps)}", average(gaps), -1, 3)
+    evidence = Evidence(f"CHI minus the best other Gaussian proposal{rival_names(gaps)}", mean_gap(gaps), -1, 3)
     return Claim(f"For a fixed model the proposal of CHI is the best single one ({k} particles).", [evidence])
 
 
 def _mixture_is_best(cross: Sequence[Row], k: int) -> Claim:
     gaps = {model: against_best(errors, "MIS", SINGLES) for model, errors in _pairs(cross, k).items()}
-    evidence = Evidence(f"MIS minus the best single proposal{named(gaps)}", average(gaps), -1, 3)
-    note = "The rival is the best on these seeds' average, which favours it a little." if gaps else ""
-    return Claim(f"For a fixed model the mixture MIS is the best proposal ({k} particles).", [evidence], note)
+    evidence = Evidence(f"MIS minus the best single proposal{rival_names(gaps)}", mean_gap(gaps), -1, 3)
+    return Claim(
+        f"For a fixed model the mixture MIS is the best proposal ({k} particles).",
+        [evidence],
+        FAVOURED if gaps else "",
+    )
 
 
 def _vae_proposal_fails(cross: Sequence[Row], k: int) -> Claim:
     rows = where(cross, k_train=k, training="paper", proposal="VAE", model=("IWAE", "WW", "CHI"))
-    excess = summarise(value - MAX_KHAT for value in by_seed(rows, "khat").values())
+    excess = minus(by_seed(rows, "khat"), MAX_KHAT)
     level = mean_of(rows, "khat")
     note = f"Mean k-hat {level.mean:.2f}." if level else ""
     return Claim(
@@ -74,13 +83,15 @@ def _vae_proposal_fails(cross: Sequence[Row], k: int) -> Claim:
 
 def _three_steps_win(models: Sequence[Row], cross: Sequence[Row], k: int) -> Claim:
     """The best model of each seed with the mixture, against each objective's own model and proposal."""
-    pairs, kept = _pairs(cross, k), _kept(models, k)
-    own = {name: errors[name] for name, errors in pairs.items() if name in errors}
+    pairs, selected = _pairs(cross, k), _selected(models, k)
+    single = {name: errors[name] for name, errors in pairs.items() if name in errors}
     combined = {
-        seed: errors[seed] for seed, model in kept.items() if seed in (errors := pairs.get(model, {}).get("MIS", {}))
+        seed: errors[seed]
+        for seed, model in selected.items()
+        if seed in (errors := pairs.get(model, {}).get("MIS", {}))
     }
-    rival = best_of(own)
-    gap = difference(combined, own[rival]) if rival else None
+    rival = best_of(single)
+    gap = difference(combined, single[rival]) if rival else None
     name = (
         f"three steps minus {rival} with its own proposal, the best of the single ones"
         if rival
@@ -89,46 +100,39 @@ def _three_steps_win(models: Sequence[Row], cross: Sequence[Row], k: int) -> Cla
     return Claim(
         f"The three-step procedure beats every single-proposal method ({k} particles).",
         [Evidence(name, gap, -1, 3)],
-        f"The model of best IWELBO on the test points, as in the paper, was {counted(kept)}." if kept else "",
+        f"The model of best IWELBO on the test points, as in the paper, was {selection_counts(selected)}."
+        if selected
+        else "",
     )
 
 
 def _ww_is_best(models: Sequence[Row], k: int, published: Published) -> Claim:
     levels = _levels(models, k)
-    rival = best_of({name: by for name, by in levels.items() if name in ("VAE", "IWAE", "CHI")}, max)
-    gap = between(levels, "WW", rival)
-    printed = published.get("log_evidence", {})
-    return Claim(
-        f"WW learns the best model with {k} particles.",
-        [
-            Evidence(
-                f"held-out log p, WW minus {rival or 'the best other'}", gap, +1, 3, printed_gap(printed, "WW", rival)
-            )
-        ],
-    )
+    rival = best_of({name: values for name, values in levels.items() if name in ("VAE", "IWAE", "CHI")}, max)
+    evidence = paired_evidence("held-out log p", levels, "WW", rival, +1, 3, published.get("log_evidence"))
+    return Claim(f"WW learns the best model with {k} particles.", [evidence])
 
 
 def _chi_collapses(models: Sequence[Row], few: int, many: int, published: Published) -> Claim:
-    """As printed: with many particles CHI loses log p, and its k-hat passes the limit."""
+    """As printed: with many particles CHI loses log p, and its k-hat exceeds the limit."""
     before, after = (_levels(models, k).get("CHI", {}) for k in (few, many))
     khat = by_seed(where(models, k_train=many, training="paper", model="CHI"), "khat")
     printed = {k: published.get(f"k{k}", {}) for k in (few, many)}
     levels = [printed[k].get("log_evidence", {}).get("CHI") for k in (many, few)]
-    shape = printed[many].get("khat", {}).get("CHI")
-    lost = Evidence(
+    printed_khat = printed[many].get("khat", {}).get("CHI")
+    loss = Evidence(
         f"held-out log p of CHI, {many} minus {few} particles", difference(after, before), -1, 3, _minus(*levels)
     )
-    excess = summarise(value - MAX_KHAT for value in khat.values())
-    heavy = Evidence(f"its k-hat minus {MAX_KHAT}", excess, +1, 2, _minus(shape, MAX_KHAT))
-    return Claim(f"CHI collapses with {many} particles.", [lost, heavy])
+    excess = Evidence(f"its k-hat minus {MAX_KHAT}", minus(khat, MAX_KHAT), +1, 2, _minus(printed_khat, MAX_KHAT))
+    return Claim(f"CHI collapses with {many} particles.", [loss, excess])
 
 
 def further_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
-    """What this project adds, put to the same rule."""
+    """Claims on what this project adds, by the same rule."""
     rows = beyond_rows(cross)
 
-    def gap(what: str, one: tuple[str, str, str], other: tuple[str, str, str]) -> Evidence:
-        a, b = (_errors(where(rows, proposal=q, noise=noise, estimator=e)) for q, noise, e in (one, other))
+    def gap(what: str, new: tuple[str, str, str], old: tuple[str, str, str]) -> Evidence:
+        a, b = (_errors(where(rows, proposal=q, noise=noise, estimator=e)) for q, noise, e in (new, old))
         return Evidence(what, difference(a, b), -1, 3)
 
     paper = ("MIS", "iid", "snis")
@@ -147,7 +151,7 @@ def further_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
             [gap("MIS-full, Sobol minus i.i.d.", ("MIS-full", "sobol", "snis"), ("MIS-full", "iid", "snis"))],
         ),
         Claim(
-            "Optimised shares beat equal ones.",
+            "Optimised mixture weights beat equal ones.",
             [
                 gap(
                     "MIS-full-optimal minus MIS-full, Sobol",
@@ -158,7 +162,7 @@ def further_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
         ),
         Claim(
             "Pareto smoothing lowers the error of the paper's mixture.",
-            [gap("MIS, smoothed minus plain", ("MIS", "iid", "psis"), paper)],
+            [gap("MIS, smoothed minus raw weights", ("MIS", "iid", "psis"), paper)],
         ),
     ]
 
@@ -189,9 +193,9 @@ def _pairs(cross: Sequence[Row], k: int) -> dict[str, dict[str, dict[Any, float]
     }
 
 
-def _kept(models: Sequence[Row], k: int) -> dict[Any, str]:
+def _selected(models: Sequence[Row], k: int) -> dict[Any, str]:
     """The crossed model of best held-out IWELBO in each seed."""
-    return highest(where(models, k_train=k, training="paper", model=CROSSED), "iwelbo")
+    return selected_models(where(models, k_train=k, training="paper", model=CROSSED), "iwelbo")
 
 
 def _minus(a: float | None, b: float | None) -> float | None:

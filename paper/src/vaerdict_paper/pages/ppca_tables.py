@@ -1,4 +1,4 @@
-"""Tables of the pPCA experiment, the published numbers beside ours."""
+"""Tables of the pPCA experiment, with the published numbers beside ours."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vaerdict.report.summary import Row, Summary, grouped, in_order, mean_of, seeds_of, where
-from vaerdict.report.tables import Column, Table, Value, cell, cells, mark, mark_column
+from vaerdict.report.records import Row, grouped
+from vaerdict.report.tables import Column, Table, Value, mark, mark_column
+from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, mean_of, ordered, seed_count, where
 
 MODELS = ("VAE", "AGG", "CYCLIC", "IWAE", "WW", "CHI", "CHI-t")
 CROSSED = ("VAE", "IWAE", "WW", "CHI")
@@ -24,11 +25,11 @@ _QUANTITIES = (A_NORM, KHAT, MAE)
 
 
 def models_table(models: Sequence[Row], k: int, published: Published) -> Table | None:
-    """The paper's table of models at k particles: ours and, beside each column, its own."""
+    """The paper's table of models at k particles: our numbers, each column beside the published one."""
     rows = where(models, k_train=k, training="paper")
     if not rows:
         return None
-    names = in_order((row["model"] for row in rows), MODELS)
+    names = ordered((row["model"] for row in rows), MODELS)
     best = max(m.mean for name in names if (m := mean_of(where(rows, model=name), "log_evidence")))
     body = [_model_row(name, where(rows, model=name), best, published) for name in names]
     body = mark_column(mark_column(mark_column(body, "gap", max), "iwelbo", max), "mae")
@@ -42,7 +43,7 @@ def models_table(models: Sequence[Row], k: int, published: Published) -> Table |
     ]
     caption = (
         f"Models trained with {k} particles, with {_draws(rows)} draws from their own encoders: mean ± sd over "
-        f"{seeds_of(rows)}, and as published."
+        f"{seed_count(rows)}, and as published."
     )
     note = (
         "Behind best: how far log p is below that of the best model of the column. MAE is against the posterior of the "
@@ -70,7 +71,7 @@ def _model_row(name: str, rows: Sequence[Row], best: float, published: Published
 
 
 def three_ways_table(models: Sequence[Row], k: int, printed: Published, released: Published) -> Table | None:
-    """The paper as printed, its code as released, and ours, in the quantities that all three have."""
+    """The paper as printed, its released code and our code, in the quantities that all three report."""
     rows = where(models, k_train=k, training="paper")
     if not rows or not printed:
         return None
@@ -83,7 +84,7 @@ def three_ways_table(models: Sequence[Row], k: int, printed: Published, released
         for source, numbers in sources.items()
     ]
     columns = [Column("what", "quantity and source"), *(Column(name, name, 2) for name in CROSSED)]
-    caption = f"As printed, as released and ours, {k} particles."
+    caption = f"The paper as printed, the released code and our code, {k} particles."
     return Table("three-ways", caption, columns, body, released.get("note", ""))
 
 
@@ -99,15 +100,15 @@ _FORMS: tuple[tuple[str, Callable[[Mapping[str, float]], Mapping[str, float]], f
 
 
 def cross_means(cross: Sequence[Row], k: int, key: str) -> dict[str, dict[str, Summary | None]]:
-    """A quantity over seeds by model, then by proposal, in the paper's order."""
+    """The mean of a quantity over seeds by model, then by proposal, in the paper's order."""
     rows = where(cross, k_train=k, training="paper")
-    models = in_order((row["model"] for row in rows), CROSSED)
-    proposals = in_order((row["proposal"] for row in rows), PROPOSALS)
+    models = ordered((row["model"] for row in rows), CROSSED)
+    proposals = ordered((row["proposal"] for row in rows), PROPOSALS)
     return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in models}
 
 
 def cross_table(cross: Sequence[Row], k: int, quantity: Column, draws: object) -> Table | None:
-    """One quantity for every model (down) and proposal (across), the lowest of each model marked."""
+    """One quantity for every model (rows) and proposal (columns), the lowest of each model marked."""
     means = cross_means(cross, k, quantity.key)
     if not means:
         return None
@@ -116,19 +117,19 @@ def cross_table(cross: Sequence[Row], k: int, quantity: Column, draws: object) -
     columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in proposals)]
     caption = (
         f"{quantity.title} of each proposal (columns) on each fixed model (rows), trained with {k} particles, "
-        f"{draws} draws from every proposal: mean ± sd over {seeds_of(where(cross, k_train=k, training='paper'))}."
+        f"{draws} draws from every proposal: mean ± sd over {seed_count(where(cross, k_train=k, training='paper'))}."
     )
     return Table(f"cross-{quantity.key}-k{k}", caption, columns, body)
 
 
 def beyond_rows(cross: Iterable[Row]) -> list[Row]:
-    """The rows on converged models; rows that name no noise or estimator are i.i.d. and self-normalised."""
+    """The rows on converged models; rows without a noise or an estimator are i.i.d. and self-normalised."""
     rows = where(cross, training="converged")
     return [{"noise": "iid", "estimator": "snis", **row} for row in rows]
 
 
 def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
-    """Proposals on the kept, converged model by kind of draws, best first, under the floor of exact sampling."""
+    """Proposals on the selected, converged model by kind of draws, best first, below the floor of exact sampling."""
     rows = where(beyond_rows(cross), estimator="snis")
     if not rows:
         return None
@@ -143,18 +144,18 @@ def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
         Column("proposal", "proposal"),
         *(Column(noise, f"{_MAE}, {title}", 2, 100) for noise, title in NOISES.items()),
         KHAT,
-        Column("khat_share_ok", "k-hat in order, % of observations", 0, 100),
+        Column("khat_share_ok", "reliable, % of observations", 0, 100),
         Column("ess", "ESS, i.i.d.", 0),
     ]
     caption = (
-        f"Beyond the paper: proposals for the kept, converged model with {n} draws each, best first; mean ± sd "
-        f"over {seeds_of(rows)}."
+        f"Beyond the paper: proposals for the selected, converged model with {n} draws each, best first; mean ± sd "
+        f"over {seed_count(rows)}."
     )
     note = (
         "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor "
-        "samples that posterior itself. Weights are self-normalised; an aligned draw turns the first "
-        "Sobol coordinate towards the query. How long the model trains was settled after looking at its error on the "
-        "test points of two data sets, which favours these rows a little."
+        "samples that posterior itself. Weights are self-normalised; an aligned draw turns the first Sobol coordinate "
+        "towards the query. Reliable: k-hat and ESS have the verdict ok. The length of training was chosen after "
+        "looking at the error on the test points of two data sets, which favours these rows a little."
     )
     return Table("beyond", caption, columns, [*_floor_row(floors, n), *body], note)
 
@@ -165,9 +166,11 @@ def _floor_row(floors: Sequence[Row], n: int) -> list[dict[str, Any]]:
 
 
 def floor_means(floors: Sequence[Row], n: int) -> dict[str, Summary]:
-    """Error of n draws from the generator's own posterior, by kind of draws."""
-    every = {noise: where(floors, floor=f"exact posterior, {title}", n_draws=n) for noise, title in NOISES.items()}
-    return {noise: mean for noise, rows in every.items() if (mean := mean_of(rows, "mae"))}
+    """Error of n draws from the posterior of the generator, by kind of draws."""
+    rows_by_noise = {
+        noise: where(floors, floor=f"exact posterior, {title}", n_draws=n) for noise, title in NOISES.items()
+    }
+    return {noise: mean for noise, rows in rows_by_noise.items() if (mean := mean_of(rows, "mae"))}
 
 
 def _beyond_row(name: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -183,7 +186,7 @@ def _beyond_row(name: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def every_variant_table(cross: Sequence[Row]) -> Table | None:
-    """All that was measured on the converged models, best first."""
+    """All measurements on the converged models, best first."""
     rows = beyond_rows(cross)
     if not rows:
         return None
@@ -205,7 +208,7 @@ def every_variant_table(cross: Sequence[Row]) -> Table | None:
 
 
 def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
-    """Where the error comes from: the fitted model's part and the sampler's, for short and converged training."""
+    """The error of the fitted model and of the sampler, for short and converged training."""
     if not models:
         return None
     measured = (
@@ -217,15 +220,15 @@ def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
         _COVERAGE,
     )
     body = [
-        {"model": model, "training": f"{_TRAINING.get(how, how)}, K = {k}", **cells(part, measured)}
-        for (how, k, model), part in grouped(models, "training", "k_train", "model").items()
+        {"model": model, "training": f"{_TRAINING.get(training, training)}, K = {k}", **cells(part, measured)}
+        for (training, k, model), part in grouped(models, "training", "k_train", "model").items()
     ]
     likelihood = where(floors, floor="maximum likelihood")
     if likelihood:
         body.append({"model": "maximum likelihood", "training": "exact evidence", **cells(likelihood, measured)})
     columns = [Column("model", "model"), Column("training", "training"), *measured]
-    caption = "Where the error comes from: the fitted model's own, and that of sampling from its encoder."
-    note = "Within 2 MCSE: how often two standard errors cover an exact answer between 0.02 and 0.98; 95 % is honest."
+    caption = "Sources of the error: the fitted model, and sampling from its encoder."
+    note = "Within 2 MCSE: how often two standard errors cover an exact answer between 0.02 and 0.98; nominal: 95 %."
     return Table("parts", caption, columns, mark_column(body, "mae_model"), note, detail=True)
 
 
@@ -234,7 +237,7 @@ _COVERAGE = Column("within_2_mcse", "within 2 MCSE, %", 0, 100)
 
 
 def floors_table(floors: Sequence[Row]) -> Table | None:
-    """What exact sampling of the generator's posterior gives, by number and kind of draws."""
+    """The error of exact sampling from the posterior of the generator, by number and kind of draws."""
     rows = [row for row in floors if row.get("n_draws") is not None]
     if not rows:
         return None
@@ -244,8 +247,38 @@ def floors_table(floors: Sequence[Row]) -> Table | None:
         {"n": n, **{kind: cell(mean_of(where(rows, floor=kind, n_draws=n), "mae")) for kind in kinds}} for n in counts
     ]
     columns = [Column("n", "draws"), *(Column(kind, kind.removeprefix("exact posterior, "), 2, 100) for kind in kinds)]
-    return Table("floors", f"The floor: {_MAE} of sampling the generator's own posterior.", columns, body)
+    return Table("floors", f"The floor: {_MAE} of sampling from the posterior of the generator.", columns, body)
 
 
 def _draws(rows: Iterable[Row]) -> str:
     return " or ".join(str(n) for n in sorted({row["n_draws"] for row in rows}))
+
+
+def selection_table(selection: Sequence[Row]) -> Table | None:
+    """Step one of the procedure: held-out evidence of every model, and how far it is behind the one used."""
+    if not selection:
+        return None
+    body = [
+        {
+            **{key: row.get(key) for key in ("model", "seed", "best_by", "khat", "iwelbo_best", "gap")},
+            "iwelbo": _with_error(row, "iwelbo"),
+            "behind": _with_error(row, "behind"),
+        }
+        for row in selection
+    ]
+    columns = [
+        Column("model", "model"),
+        Column("seed", "seed"),
+        Column("behind", "behind the kept model (± se)", 3),
+        Column("iwelbo_best", "held-out evidence", 3),
+        Column("best_by", "measured by"),
+        Column("iwelbo", "by its own encoder (± se)", 3),
+        Column("gap", "hidden by its encoder", 3),
+        Column("khat", "k-hat of its encoder"),
+    ]
+    return Table("selection", "Step one: the models by held-out evidence, the one kept first.", columns, body)
+
+
+def _with_error(row: Row, key: str) -> Value | None:
+    value = row.get(key)
+    return None if value is None else Value(value, row.get(f"{key}_se"))

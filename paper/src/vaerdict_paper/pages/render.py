@@ -17,7 +17,7 @@ Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
 
 
 def _page(name: str) -> Callable[[Path], Document]:
-    """The report on a run directory of the experiment of that name."""
+    """The function from a run directory of an experiment to its report."""
 
     def from_run(run_dir: Path) -> Document:
         make: Maker = import_module(f"vaerdict_paper.pages.{name}").document
@@ -31,7 +31,7 @@ ppca, bivariate, audit, mnist, genes = map(_page, ("ppca", "bivariate", "audit",
 
 
 def bench(run_dir: Path) -> Document:
-    """The report on a folder of benchmark results; of MNIST's own run beside it the seconds of its stages."""
+    """The report on a folder of benchmark results, with the seconds of the MNIST run in the folder beside it."""
     from vaerdict_paper.pages.bench import document
 
     results = [r for r in map(read_record, sorted(run_dir.glob("*.json"))) if "benchmark" in r]
@@ -42,10 +42,10 @@ def bench(run_dir: Path) -> Document:
 
 
 def update_tables(page: Path, results_root: Path) -> list[str]:
-    """Replace the text between each pair of results markers by the rendered tables; returns the experiments' names.
+    """Replace the text between each pair of results markers by the rendered tables; returns the names in the markers.
 
-    The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``; with
-    NAME/brief only its summary, verdicts and first table.
+    The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``. For
+    ``NAME/brief`` only the summary, the verdicts and the first table are rendered.
     """
     if not page.is_file():
         raise DataError(f"{page} does not exist; give the page whose tables to rebuild.")
@@ -53,13 +53,14 @@ def update_tables(page: Path, results_root: Path) -> list[str]:
     names = re.findall(r"<!-- results:([\w-]+(?:/brief)?) -->", content)
     for name in names:
         report = load(results_root / name.removesuffix("/brief"))
-        content = _between(content, name, brief(report) if name.endswith("/brief") else markdown(report), page)
-    write_text(page, content)
+        content = _replaced(content, name, brief(report) if name.endswith("/brief") else markdown(report), page)
+    if names:
+        write_text(page, content)
     return names
 
 
-def _between(content: str, name: str, tables: str, page: Path) -> str:
-    """The content with what stands between the markers of `name` replaced."""
+def _replaced(content: str, name: str, tables: str, page: Path) -> str:
+    """The content with the text between the markers of `name` replaced by `tables`."""
     opening, closing = f"<!-- results:{name} -->", f"<!-- /results:{name} -->"
     counts = (content.count(opening), content.count(closing))
     if counts != (1, 1) or content.index(closing) < content.index(opening):

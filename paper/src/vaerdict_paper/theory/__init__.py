@@ -1,4 +1,4 @@
-"""The paper's theory, each result corrected and, with ``printed=True``, as the paper prints it."""
+"""The paper's theory: every result corrected and, with ``printed=True``, as printed in the paper."""
 
 from vaerdict_paper.theory.categorical import (
     CategoricalDivergences,

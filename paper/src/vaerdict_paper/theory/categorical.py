@@ -1,12 +1,12 @@
-r"""The appendix's proposition on M1+M2: what each divergence thinks of a classifier that has become certain.
+r"""The appendix's proposition on M1+M2: divergences of a classifier that becomes certain.
 
 With exact inference of z and u, the divergences of the joint posterior are those of :math:`q(c \mid z)` from
 :math:`p(c \mid z)` averaged over z. As q becomes certain of one class, reverse KL stays below
 :math:`-\log\min_c p(c \mid z)` while forward KL and chi-square diverge.
 
 The paper bounds reverse KL by a constant plus at most :math:`\log C`. The "constant" is the cross-entropy
-:math:`-\sum_c q\log p`, which moves with q, and :math:`\log C` alone is a bound only when p is uniform. For the average
-over z to be bounded, :math:`-\log\min_c p(c \mid z)` must have a mean: full support at every z is not enough.
+:math:`-\sum_c q\log p`, which depends on q, and :math:`\log C` alone is a bound only if p is uniform. For the average
+over z to be bounded, :math:`-\log\min_c p(c \mid z)` must have a mean; full support at every z is not sufficient.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class CategoricalDivergences(NamedTuple):
 
 
 def categorical_divergences(p: Tensor, q: Tensor) -> CategoricalDivergences:
-    r"""Reverse KL, forward KL and chi-square, :math:`\chi^2(p\Vert q) = \sum_c p_c^2/q_c - 1`, of two discrete laws.
+    r"""Divergences of two categorical distributions; :math:`\chi^2(p\Vert q) = \sum_c p_c^2/q_c - 1`.
 
-    A class without mass under the first argument adds nothing; mass where the second has none makes infinity.
+    A class without mass under the first argument adds zero; mass where the second has none gives infinity.
 
     Shapes: ``(*batch, C), (*batch, C) -> (*batch)`` three times.
     """
@@ -40,7 +40,7 @@ def categorical_divergences(p: Tensor, q: Tensor) -> CategoricalDivergences:
 
 
 def reverse_kl_limit(p: Tensor) -> Tensor:
-    r"""Largest reverse KL over all q, :math:`-\log\min_c p_c`: what certainty of the least likely class costs.
+    r"""Largest reverse KL over all q, :math:`-\log\min_c p_c`, attained by certainty of the least likely class.
 
     Shapes: ``(*batch, C) -> (*batch)``.
     """
@@ -58,7 +58,7 @@ def divergences_under_certainty(p: Tensor, doubt: Tensor, *, label: int) -> Cate
     if p.dim() != 1 or doubt.dim() != 1:
         raise ShapeError(f"p {tuple(p.shape)} and doubt {tuple(doubt.shape)} must be vectors, (C) and (n).")
     if not 0 <= label < len(p):
-        raise SettingError(f"label={label} names none of the {len(p)} classes; use 0 to {len(p) - 1}.")
+        raise SettingError(f"label={label} is none of the {len(p)} classes; use 0 to {len(p) - 1}.")
     doubt = doubt.double().unsqueeze(-1)
     others = torch.arange(len(p), device=p.device) != label
     q = torch.where(others, doubt / (len(p) - 1), 1 - doubt)
@@ -74,5 +74,7 @@ def _probabilities(p: Tensor, *, name: str) -> Tensor:
     p = p.double()
     error = (p.sum(-1) - 1).abs().max()
     if not (p >= 0).all() or not error <= 1e-6:
-        raise SettingError(f"{name} is no probability: smallest {float(p.min()):.3g}, sum off by {float(error):.2g}.")
+        raise SettingError(
+            f"{name} is not a probability: smallest {float(p.min()):.3g}, sum off by {float(error):.2g}."
+        )
     return p

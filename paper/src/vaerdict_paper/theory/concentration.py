@@ -1,4 +1,4 @@
-r"""Lemma 2: how far a Gaussian quadratic form strays from its mean.
+r"""Lemma 2: concentration of a Gaussian quadratic form about its mean.
 
 For symmetric A with eigenvalues :math:`\Lambda_i`, and b with coordinates :math:`\beta_i` in its eigenbasis, the form
 :math:`v = \varepsilon^\top A\varepsilon + b^\top\varepsilon` has mean :math:`\operatorname{tr} A`, variance
@@ -27,8 +27,8 @@ def sub_exponential_parameters(matrix: Tensor, vector: Tensor, *, printed: bool 
     .. math:: E e^{\lambda(v - Ev)} \le e^{\nu^2\lambda^2/2} \text{ for } |\lambda| < 1/\alpha, \qquad
         \nu^2 = 4\lVert A\rVert_F^2 + 2\lVert b\rVert^2, \quad \alpha = 4\lVert A\rVert_2.
 
-    The printed :math:`\nu^2 = 2\lVert A\rVert_F^2 + \lVert b\rVert^2/4` has, besides the wrong b-term, lost the 2 under
-    :math:`\nu^2`, so it fails at b = 0 too.
+    The printed :math:`\nu^2 = 2\lVert A\rVert_F^2 + \lVert b\rVert^2/4` has a wrong b-term and lacks the 2 under
+    :math:`\nu^2`, so it also fails at b = 0.
 
     Shapes: ``(*batch, d, d), (*batch, d) -> (*batch), (*batch)``. Reference: Wainwright (2019), definition 2.7.
     """
@@ -59,8 +59,8 @@ def large_deviation_threshold(matrix: Tensor, vector: Tensor, *, printed: bool =
     r"""The :math:`t^*` from which the tail is exponential, :math:`\nu^2/\alpha` of `sub_exponential_parameters`.
 
     Corrected :math:`(2\lVert A\rVert_F^2 + \lVert b\rVert^2) / (2\lVert A\rVert_2)`, printed
-    :math:`(8\lVert A\rVert_F^2 + \lVert b\rVert^2) / (16\lVert A\rVert_2)`; infinite where only A is
-    zero, and zero where v is.
+    :math:`(8\lVert A\rVert_F^2 + \lVert b\rVert^2) / (16\lVert A\rVert_2)`; infinite if only A is
+    zero, and zero if v is.
 
     Shapes: ``(*batch, d, d), (*batch, d) -> (*batch)``.
     """

@@ -1,4 +1,4 @@
-r"""Theorem 1 and Proposition 1: how far an estimated posterior expectation can be from the truth.
+r"""Theorem 1 and Proposition 1: bounds on the error of an estimated posterior expectation.
 
 Theorem 1 rests on Chatterjee and Diaconis (2018): with :math:`n = e^{\mathrm{KL}(p\Vert q) + t}` draws,
 
@@ -33,9 +33,9 @@ def deviation_bound(
         \le \frac{\sqrt3}{\beta^{1/8\gamma}}, \qquad \beta = n e^{-\mathrm{KL}(p \Vert q)}.
 
     `a_norm` is the norm of the whole matrix A, `kappa` bounds the second moment of f under p, and `t_star` is
-    `large_deviation_threshold` of `log_ratio_form`. The theorem needs :math:`\log\beta \ge 2t^*`, for it uses the
-    tail at :math:`\frac12\log\beta`; the printed condition is :math:`\beta > \log t^*`. Where nothing is promised, the
-    answer is ``(inf, 1)``.
+    `large_deviation_threshold` of `log_ratio_form`. The theorem needs :math:`\log\beta \ge 2t^*`, because it uses the
+    tail at :math:`\frac12\log\beta`; the printed condition is :math:`\beta > \log t^*`. Where it does not apply, the
+    bound is ``(inf, 1)``.
 
     Shapes: five times ``(*batch) -> (*batch), (*batch)``.
     """
@@ -58,7 +58,7 @@ def sufficient_sample_size(
     t_star: Number,
     printed: bool = False,
 ) -> Tensor:
-    r"""Fewest draws for which `deviation_bound` promises `deviation` with failure probability `probability`.
+    r"""Smallest number of draws for which `deviation_bound` gives `deviation` with failure probability `probability`.
 
     .. math:: n = e^{\mathrm{KL}} \max(r^{8\gamma}, e^{2t^*}), \qquad
         r = \sqrt3 \max\bigl(1/\delta,\ 1 + 2\sqrt\kappa/\text{deviation}\bigr),
@@ -91,8 +91,7 @@ def plugin_mse_bound(total_variation: Number, n: Number, *, printed: bool = Fals
 def snis_mse_bound(chi_square: Number, n: Number, *, printed: bool = False) -> Tensor:
     r"""Proposition 1: worst mean-square error of SNIS, over :math:`|f| \le 1`: :math:`4(1 + \chi^2)/n`.
 
-    The theorem it cites has :math:`E_q[w^2] = 1 + \chi^2`; the printed :math:`4\chi^2/n` promises no error at all when
-    q = p.
+    The cited theorem has :math:`E_q[w^2] = 1 + \chi^2`; the printed :math:`4\chi^2/n` is zero for q = p.
 
     Shapes: ``(*batch), (*batch) -> (*batch)``. Reference: Agapiou et al. (2017), theorem 2.1.
     """

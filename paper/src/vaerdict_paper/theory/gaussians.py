@@ -1,11 +1,11 @@
-r"""Gaussian posterior against Gaussian proposal: the log-ratio as a quadratic form, and every divergence from it.
+r"""Gaussian posterior and Gaussian proposal: the log-ratio as a quadratic form, and the divergences.
 
 With :math:`p = N(a, \Sigma)`, :math:`q = N(b, D)` and :math:`z = a + \Sigma^{1/2}\varepsilon`, the log-ratio is
 
 .. math:: \log\tfrac{p(z)}{q(z)} = c + \varepsilon^\top A \varepsilon + \beta^\top \varepsilon, \quad
     A = \tfrac12(\Sigma^{1/2} D^{-1} \Sigma^{1/2} - I), \quad \beta = \Sigma^{1/2} D^{-1} (a - b),
 
-so the eigenvalues of A and the coordinates of :math:`\beta` in its eigenbasis determine all that follows.
+so the eigenvalues of A and the coordinates of :math:`\beta` in its eigenbasis determine all divergences.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class QuadraticForm(NamedTuple):
 
 
 def a_matrix(posterior_cov: Tensor, proposal_cov: Tensor, *, half: bool = False) -> Tensor:
-    r"""The mismatch of covariances :math:`A = \Sigma^{1/2} D^{-1} \Sigma^{1/2} - I`, zero where they agree.
+    r"""The mismatch of covariances :math:`A = \Sigma^{1/2} D^{-1} \Sigma^{1/2} - I`, zero if they agree.
 
-    ``half=True`` gives half of it, the matrix of the log-ratio's quadratic form. The paper calls both A: its main
-    text and the :math:`\gamma` of Theorem 1 mean the whole, its proofs and Lemma 2 the half.
+    ``half=True`` gives A / 2, the matrix of the log-ratio's quadratic form. The paper calls both A: the matrix itself
+    in its main text and in the :math:`\gamma` of Theorem 1, half of it in its proofs and Lemma 2.
 
     Shapes: ``(*batch, d, d), (*batch, d) or (*batch, d, d) -> (*batch, d, d)``; one axis less means variances.
     """
@@ -54,7 +54,7 @@ def a_matrix(posterior_cov: Tensor, proposal_cov: Tensor, *, half: bool = False)
 
 
 def a_norm(posterior_cov: Tensor, proposal_cov: Tensor, *, half: bool = False) -> Tensor:
-    r"""Spectral norm :math:`\lVert A \rVert_2` of `a_matrix`, the paper's measure of a proposal's fitness.
+    r"""Spectral norm :math:`\lVert A \rVert_2` of `a_matrix`, the paper's measure of a proposal's quality.
 
     Shapes: ``(*batch, d, d), (*batch, d) or (*batch, d, d) -> (*batch)``.
     """
@@ -97,7 +97,7 @@ def gaussian_reverse_kl(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def gaussian_chi_square(p: Gaussian, q: Gaussian) -> Tensor:
-    r"""Chi-square divergence :math:`E_q[(p/q)^2] - 1`, infinite where q is too narrow for it to exist.
+    r"""Chi-square divergence :math:`E_q[(p/q)^2] - 1`, infinite if q is too narrow.
 
     .. math:: \log(1 + \chi^2) = \sum_i \frac{\beta_i^2}{1 - 4\Lambda_i^2} - \tfrac12\log(1 - 4\Lambda_i^2),
         \qquad \text{finite when every } \Lambda_i < \tfrac12, \text{ that is } 2\Sigma^{-1} \succ D^{-1}.
@@ -113,7 +113,7 @@ def gaussian_chi_square(p: Gaussian, q: Gaussian) -> Tensor:
 
 
 def normal_total_variation(mean_p: Tensor, scale_p: Tensor, mean_q: Tensor, scale_q: Tensor) -> Tensor:
-    r"""Total variation distance :math:`\frac12\int |p - q|` of two normals on the line.
+    r"""Total variation distance :math:`\frac12\int |p - q|` of two univariate normals.
 
     The densities cross at the roots of a quadratic; the distance is the difference of the masses between them.
 
@@ -121,7 +121,7 @@ def normal_total_variation(mean_p: Tensor, scale_p: Tensor, mean_q: Tensor, scal
     """
     ratio, shift = scale_p.double() / scale_q, (mean_p.double() - mean_q) / scale_q
     square, slope, constant = 0.5 * (ratio**2 - 1), ratio * shift, 0.5 * shift**2 - ratio.log()
-    # Roots without cancellation: as the scales agree, the first runs to infinity and the second stays exact.
+    # Roots without cancellation: as the scales become equal, the first goes to infinity and the second stays exact.
     spread = (slope**2 - 4 * square * constant).clamp(min=0).sqrt()
     half = -0.5 * (slope + torch.where(slope < 0, -spread, spread))
     roots = torch.stack([half / square, constant / half])
@@ -161,7 +161,7 @@ def _as_matrix(cov: Tensor, like: Tensor) -> Tensor:
     matrix = torch.diag_embed(cov) if cov.dim() == like.dim() - 1 else cov
     if matrix.dim() != like.dim() or matrix.shape[-2:] != like.shape[-2:]:
         raise ShapeError(
-            f"proposal_cov of shape {tuple(cov.shape)} fits no posterior_cov of shape {tuple(like.shape)}; "
+            f"proposal_cov of shape {tuple(cov.shape)} does not match posterior_cov of shape {tuple(like.shape)}; "
             "pass variances (*batch, d) or covariances (*batch, d, d), and expand what is shared over the batch."
         )
     return matrix

@@ -44,7 +44,7 @@ def mean_field_chi_square(precision: Tensor) -> Tensor:
         return mean_field_chi_square_newton(precision)
     diagonal = precision.diagonal(dim1=-2, dim2=-1)
     rho_squared = precision[..., 0, 1] ** 2 / diagonal.prod(-1)
-    # 2(1 - rho^2) / (3/2 + root/2): the printed difference, without its cancellation as rho tends to one.
+    # 2(1 - rho^2) / (3/2 + root/2): the printed difference without its cancellation as rho tends to one
     return diagonal * (4 * (1 - rho_squared) / (3 + (1 + 8 * rho_squared).sqrt())).unsqueeze(-1)
 
 
@@ -65,7 +65,7 @@ def mean_field_chi_square_newton(precision: Tensor) -> Tensor:
     for _ in range(_MAX_STEPS):
         step, decrement = _newton_step(correlation, lam)
         lam = lam + torch.where(decrement < 0.25, step, step / (1 + decrement))
-        if (decrement < 1e-7).all():  # convergence is quadratic: the step just made was the last one to matter
+        if (decrement < 1e-7).all():  # convergence is quadratic: further steps change nothing
             return scale**2 * lam
     raise DivergenceError(f"no chi-square optimum after {_MAX_STEPS} Newton steps; the precision is close to singular.")
 
@@ -85,8 +85,8 @@ def mean_field_iwelbo(precision: Tensor, k: int, *, n_draws: int = 10_000, gener
     .. math:: \frac1n \sum_{i=1}^n \log \frac1k \sum_{j=1}^k \frac{p(z_{ij})}{q(z_{ij})}, \qquad
         z_{ij} = \lambda^{-1/2} \varepsilon_{ij}.
 
-    The paper's n is the default. The error of the answer is of order :math:`(k/n)^{1/2}`: with more particles the
-    bound is flatter in :math:`\lambda`, while its noise shrinks less fast.
+    The default n is that of the paper. The error is of order :math:`(k/n)^{1/2}`: with more particles the bound is
+    flatter in :math:`\lambda`, while its noise decreases more slowly.
 
     Shapes: ``(d, d) -> (d)``.
     """

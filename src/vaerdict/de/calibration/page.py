@@ -12,10 +12,8 @@ from vaerdict.de.calibration.summary import KIND_NAMES, METHOD_NAMES
 from vaerdict.de.effects import INTERVAL
 from vaerdict.de.page.tables import settings_table
 from vaerdict.report.document import Block, Document, Picture, Section
-from vaerdict.report.figures import blank, label
-from vaerdict.report.render import read_run, well_formed
-from vaerdict.report.summary import Row, grouped, rows_of
-from vaerdict.report.svg import GREY, OKABE_ITO
+from vaerdict.report.figures import GREY, OKABE_ITO, blank, label
+from vaerdict.report.records import Row, grouped, read_run, rows_of, well_formed
 from vaerdict.report.tables import Column, Table, Value
 
 if TYPE_CHECKING:

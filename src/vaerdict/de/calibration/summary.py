@@ -10,7 +10,7 @@ from scipy import stats
 
 from vaerdict.de.calibration.task import NAIVE, NULL, REPORTED, SPIKE
 from vaerdict.de.effects import INTERVAL
-from vaerdict.report.summary import Row, grouped
+from vaerdict.report.records import Row, grouped
 
 RATE = 0.01
 """The false-alarm rate of each test behind a verdict."""

@@ -23,8 +23,7 @@ from vaerdict.de.page.truth import (
 )
 from vaerdict.de.verdict import DECIDERS, Decider, Finding, advice, calls_message, findings
 from vaerdict.report.document import Block, Document, Section
-from vaerdict.report.render import read_run, well_formed
-from vaerdict.report.summary import Row, rows_of
+from vaerdict.report.records import Row, read_run, rows_of, well_formed
 from vaerdict.report.tables import Column, Table
 
 TOP_GENES, TOP_CONTRASTS = 10, 6

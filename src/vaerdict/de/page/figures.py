@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vaerdict.report.document import Picture
-from vaerdict.report.figures import blank, label
-from vaerdict.report.summary import Row
-from vaerdict.report.svg import GREY, INK, OKABE_ITO
+from vaerdict.report.figures import GREY, INK, OKABE_ITO, blank, label
+from vaerdict.report.records import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

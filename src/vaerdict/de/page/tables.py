@@ -8,7 +8,7 @@ from typing import Any
 from vaerdict.de.page.genes import Genes, called, leading
 from vaerdict.de.verdict import Decider, group_names
 from vaerdict.report.page import flat
-from vaerdict.report.summary import Row
+from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Table
 
 NAIVE = (

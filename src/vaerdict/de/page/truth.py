@@ -16,7 +16,7 @@ from vaerdict.de.page.live import Card
 from vaerdict.de.page.tables import NAIVE
 from vaerdict.de.verdict import Decider
 from vaerdict.report.document import Picture
-from vaerdict.report.summary import Row
+from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Table
 
 REPORTED, BOOTSTRAP = "reported", "naive bootstrap"

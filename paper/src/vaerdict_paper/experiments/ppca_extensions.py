@@ -1,5 +1,6 @@
-"""What the paper does not have, in the same table: converged models, full-rank families, flows, refinement, aligned
-quasi-Monte-Carlo, optimised shares; and the floors no method can pass.
+"""Extensions of the pPCA experiment beyond the paper, and the floors of its errors.
+
+Converged models, full-rank families, flows, refinement, aligned quasi-Monte-Carlo, optimised mixture weights.
 """
 
 from __future__ import annotations
@@ -10,37 +11,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vaerdict.flows import SplineFlow
 
 from vaerdict.core import Draws, Proposal
 from vaerdict.distributions import Elliptical
 from vaerdict.inference import ThreeStep
 from vaerdict.models import PPCA
 from vaerdict.noise import Randomness, Sobol, seeded
-from vaerdict.proposals import Amortised, Mixture, Normal, Student, defensive, optimal_shares
+from vaerdict.proposals import Amortised, Mixture, Normal, SplineFlow, Student, defensive, optimal_shares
 from vaerdict.refinement import refine
 from vaerdict.tasks import Task
 from vaerdict.training import CHI, IWAE, VAE, WW, Member, Settings, train
 from vaerdict_paper.experiments.ppca import Preset, Problem, as_ppca, khat_summary, measure, model_row
 
-# Chosen after two earlier settings had been seen to stop too soon, by the error of the model on the test points of two
-# of the five data sets: the converged rows are a little favoured by that.
+# Chosen after two earlier settings stopped too soon, by the error of the model on the test points of two of the five
+# data sets, which favours the converged rows a little.
 CONVERGED = Settings(n_particles=30, epochs=600, lr_theta=3e-2, lr_phi=3e-3)
 
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """A proposal whose first noise coordinate follows the query: here z_1."""
+    """A proposal whose first noise coordinate is aligned with the query, here z_1."""
 
     proposal: Callable[[Tensor], Elliptical]
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
-        """Draw with the noise turned."""
+        """Draw with the noise rotated towards the query."""
         q = self.proposal(x)
         return q.towards(_first_axis(q.loc.shape[-1])).draw(x, k, generator=generator)
 
     def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
-        """The law is the same."""
+        """The density, which does not depend on the rotation."""
         return self.proposal(x).log_prob(z)
 
 
@@ -50,7 +50,7 @@ def sobol(seed: int) -> Sobol:
 
 
 def beyond(preset: Preset, task: Task) -> dict[str, Any]:
-    """Step one to convergence, then every proposal of ours for the model it keeps."""
+    """Step one to convergence, then every proposal for the selected model."""
     seed = task["seed"]
     problem = Problem.of(preset, seed)
     x = problem.data.x_train
@@ -81,12 +81,12 @@ def beyond(preset: Preset, task: Task) -> dict[str, Any]:
 
 
 def floors(preset: Preset, task: Task) -> dict[str, Any]:
-    """What the data allow: exact sampling of the true posterior, and the maximum-likelihood model's own error."""
+    """Floors of the error: exact sampling of the true posterior, and the error of the maximum-likelihood model."""
     seed = task["seed"]
     problem = Problem.of(preset, seed)
     true = PPCA(problem.data.weight, problem.data.noise_sd)
     exact = true.posterior(problem.data.x_test)
-    direct = Aligned(true.posterior)
+    aligned = Aligned(true.posterior)
     rows = [
         {
             "floor": f"exact posterior, {kind}",
@@ -95,7 +95,7 @@ def floors(preset: Preset, task: Task) -> dict[str, Any]:
             **_errors(problem, preset, true, q, n, source, seed),
         }
         for n in (preset.n_draws, *preset.curve)
-        for kind, q, source in (("i.i.d.", exact, seeded), ("Sobol", exact, sobol), ("aligned Sobol", direct, sobol))
+        for kind, q, source in (("i.i.d.", exact, seeded), ("Sobol", exact, sobol), ("aligned Sobol", aligned, sobol))
     ]
     likelihood = _maximum_likelihood(problem)
     model = measure(problem, preset, likelihood, likelihood.posterior(problem.data.x_test), seed=seed)
@@ -105,7 +105,7 @@ def floors(preset: Preset, task: Task) -> dict[str, Any]:
 
 
 def _variants(problem: Problem, preset: Preset, model: PPCA, q: Proposal, seed: int) -> list[dict[str, Any]]:
-    """One proposal by plain and smoothed weights, with i.i.d., Sobol and (if it can be turned) aligned Sobol draws."""
+    """One proposal with raw and smoothed weights, by i.i.d., Sobol and (if it can be rotated) aligned Sobol draws."""
     kinds: list[tuple[str, Proposal, Any]] = [("iid", q, seeded), ("sobol", q, sobol)]
     if isinstance(q, Amortised):
         kinds.append(("aligned", Aligned(q), sobol))
@@ -131,15 +131,15 @@ def _first_axis(d: int) -> Tensor:
 
 
 def _refined(problem: Problem, model: PPCA, start: Proposal) -> dict[str, Proposal]:
-    """Refinement as it is by default (a Student-t, a little too wide), and as a normal, which on pPCA is exact."""
+    """Refinement by default (a slightly inflated Student-t), and by a normal, which is exact for pPCA."""
     x = problem.data.x_test
     exact = refine(model, x, start, df=None, inflate=1.0)
     return {"REFINED": refine(model, x, start).distribution, "REFINED-normal": exact.distribution}
 
 
 def _mixtures(model: PPCA, named: Mapping[str, Proposal], x: Tensor, seed: int) -> dict[str, Proposal]:
-    """The paper's equal mixture of diagonal proposals, ours of full-rank ones, and ours with optimised shares."""
-    equal = {name: named[name] for name in ("IWAE", "WW", "CHI")}
+    """The paper's equal mixture of diagonal proposals, one of full-rank proposals, and that with optimised weights."""
+    diagonal = {name: named[name] for name in ("IWAE", "WW", "CHI")}
     full = {name: named[f"{name}-full"] for name in ("IWAE", "WW", "CHI")}
     mixture = defensive(full, model.prior)
     z, log_q = mixture.draw(x, 400, generator=seeded(40_000 + seed))
@@ -148,7 +148,7 @@ def _mixtures(model: PPCA, named: Mapping[str, Proposal], x: Tensor, seed: int) 
             model.log_joint(x, z), mixture.component_log_prob(z, x), log_q, floor=[0.0, 0.0, 0.0, 0.05]
         )
     return {
-        "MIS": Mixture({**equal, "PRIOR": mixture.components["PRIOR"]}),
+        "MIS": Mixture({**diagonal, "PRIOR": mixture.components["PRIOR"]}),
         "MIS-full": mixture,
         "MIS-full-optimal": Mixture(mixture.components, dict(zip(mixture.components, shares.tolist(), strict=True))),
     }
@@ -164,7 +164,7 @@ def _flow(problem: Problem, model: PPCA, x_train: Tensor, x_valid: Tensor, seed:
 def _curve(
     problem: Problem, preset: Preset, model: PPCA, named: Mapping[str, Proposal], seed: int
 ) -> list[dict[str, Any]]:
-    """Inference error against number of draws, for the proposals worth a line in the figure."""
+    """Error of the sampler against the number of draws, for the proposals shown in the figure."""
     lines: list[tuple[str, str, Proposal, Any]] = [
         (name, "iid", named[name], seeded) for name in ("IWAE", "WW", "CHI", "MIS", "IWAE-full")
     ]
@@ -186,7 +186,7 @@ def _errors(
 
 
 def _maximum_likelihood(problem: Problem) -> PPCA:
-    """The model fitted by its exact evidence: what the best objective could reach on these data."""
+    """The model fitted by its exact evidence: the best that any objective can reach on these data."""
     model = PPCA(problem.data.weight.double(), 1.0)
     optimiser = torch.optim.LBFGS(model.parameters(), max_iter=300, line_search_fn="strong_wolfe")
 

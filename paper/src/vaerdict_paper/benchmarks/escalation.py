@@ -1,7 +1,7 @@
-"""What each rung of the ladder is worth: k-hat, effective sample size and cost on two small posteriors of real kinds.
+"""Stages of escalation: k-hat, effective sample size and cost on two small posteriors of realistic kinds.
 
-The models are small versions for measurement: a negative-binomial count model fitted to Poisson log-normal counts, and
-an M1+M2 model whose posterior over (z, u) is taken for each class in turn.
+The models are small: a negative-binomial count model fitted to Poisson log-normal counts, and an M1+M2 model whose
+posterior over (z, u) is computed for each class in turn.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from vaerdict.training import CHI, IWAE, WW, Member, Settings, train
 N_DRAWS = 1000
 
 
-class CountModel(nn.Module):
-    """Negative-binomial counts with an observed library size and a dispersion for each gene, latent cell state z."""
+class SmallCountModel(nn.Module):
+    """Negative-binomial counts with an observed library size, a dispersion per gene and a latent cell state z."""
 
     stackable = True
 
@@ -58,15 +58,15 @@ class CountModel(nn.Module):
         return constant + varying.sum(-1) + self.prior.log_prob(z)
 
 
-class M1M2(nn.Module):
-    """p(x | z) p(z | c, u) p(u) for the class that x carries behind its pixels, in e and u: z = m(c, u) + s(c, u) e."""
+class SmallM1M2(nn.Module):
+    """p(x | z) p(z | c, u) p(u) with z = m(c, u) + s(c, u) e; the class c is appended to the pixels of x."""
 
     def __init__(self, n_pixels: int, n_classes: int, d_z: int, d_u: int, *, generator: torch.Generator) -> None:
         super().__init__()
         self.n_classes, self.d_z, self.d_u = n_classes, d_z, d_u
         self.decoder = MLP(d_z, n_pixels, (64,), generator=generator, activation=torch.tanh)
         self.between = MLP(n_classes + d_u, 2 * d_z, (32,), generator=generator, activation=torch.tanh)
-        with torch.no_grad():  # a prior of any use: classes apart, pixels that answer to z
+        with torch.no_grad():  # an informative prior: distinct classes, pixels that depend on z
             for network, gain in ((self.decoder, 4.0), (self.between, 3.0)):
                 for name, parameter in network.named_parameters():
                     parameter.mul_(gain if name.endswith("weight") else 1.0)
@@ -92,7 +92,7 @@ class M1M2(nn.Module):
 
 
 class Case(NamedTuple):
-    """A model with amortised proposals and observations to answer for."""
+    """A model with amortised proposals and observations."""
 
     name: str
     model: Model
@@ -101,25 +101,24 @@ class Case(NamedTuple):
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
-    """One row a model and rung: encoder, mixture, refinement by curvature and by gradient, sequential Monte Carlo."""
+    """One row per model and stage: encoder, mixture, refinement by curvature and by gradient, SMC."""
     cases = (_counts(quick), _m1m2(quick))
     rows = []
     for done, case in enumerate(cases, 1):
-        for rung, climb in _RUNGS.items():
-            rows.append(_row(case, rung, climb))
+        rows += [_row(case, stage, infer) for stage, infer in _STAGES.items()]
         progress(done, len(cases), "models")
     return rows
 
 
-def _row(case: Case, rung: str, climb: Callable[[Case, torch.Generator], tuple[Tensor, float]]) -> dict[str, Any]:
+def _row(case: Case, stage: str, infer: Callable[[Case, torch.Generator], tuple[Tensor, float]]) -> dict[str, Any]:
     started = time.perf_counter()
-    log_w, cost = climb(case, seeded(7))
+    log_w, cost = infer(case, seeded(7))
     seconds = time.perf_counter() - started
     khat, ess = diagnostics.khat(log_w), diagnostics.ess(log_w)
-    moved = rung == "SMC"  # its particles have been resampled and moved: k-hat says nothing about them
+    moved = stage == "SMC"  # k-hat does not apply to particles that were resampled and moved
     return {
         "model": case.name,
-        "rung": rung,
+        "stage": stage,
         "share_ok": None if moved else (khat <= diagnostics.khat_threshold(len(log_w))).double().mean().item(),
         "khat": None if moved else khat.nanmedian().item(),
         "ess_share": (ess / len(log_w)).mean().item(),
@@ -130,39 +129,39 @@ def _row(case: Case, rung: str, climb: Callable[[Case, torch.Generator], tuple[T
     }
 
 
-def _weigh(case: Case, q: Proposal, generator: torch.Generator) -> Tensor:
+def _log_weights(case: Case, q: Proposal, generator: torch.Generator) -> Tensor:
     with torch.no_grad():
         z, log_q = q.draw(case.x, N_DRAWS, generator=generator)
         return case.model.log_joint(prepared(case.model, case.x), z) - log_q
 
 
 def _encoder(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
-    return _weigh(case, case.proposals["IWAE"], generator), N_DRAWS
+    return _log_weights(case, case.proposals["IWAE"], generator), N_DRAWS
 
 
 def _mixture(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
-    return _weigh(case, defensive(case.proposals, case.model.prior), generator), N_DRAWS
+    return _log_weights(case, defensive(case.proposals, case.model.prior), generator), N_DRAWS
 
 
 def _refined(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
     local = refine(case.model, case.x, case.proposals["IWAE"])
     q = Mixture({"REFINED": local.distribution, "PRIOR": Prior(case.model.prior)}, {"REFINED": 0.95, "PRIOR": 0.05})
-    return _weigh(case, q, generator), N_DRAWS + local.n_gradients.double().mean().item()
+    return _log_weights(case, q, generator), N_DRAWS + local.n_gradients.double().mean().item()
 
 
 def _improved(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
     local = refine(case.model, case.x, case.proposals["IWAE"], inflate=1.0)
     better = refine_elbo(case.model, case.x, local.distribution, generator=generator)
     q = Mixture({"REFINED": better.distribution, "PRIOR": Prior(case.model.prior)}, {"REFINED": 0.95, "PRIOR": 0.05})
-    return _weigh(case, q, generator), N_DRAWS + local.n_gradients.double().mean().item() + better.n_gradients
+    return _log_weights(case, q, generator), N_DRAWS + local.n_gradients.double().mean().item() + better.n_gradients
 
 
 def _smc(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
-    found = smc(case.model, case.x, Prior(case.model.prior), n_particles=1024, generator=generator)
-    return found.log_w, found.n_gradients.double().mean().item()
+    result = smc(case.model, case.x, Prior(case.model.prior), n_particles=1024, generator=generator)
+    return result.log_w, result.n_gradients.double().mean().item()
 
 
-_RUNGS = {"encoder": _encoder, "MIS": _mixture, "REFINED": _refined, "IMPROVED": _improved, "SMC": _smc}
+_STAGES = {"encoder": _encoder, "MIS": _mixture, "REFINED": _refined, "IMPROVED": _improved, "SMC": _smc}
 
 
 def _counts(quick: bool) -> Case:
@@ -175,7 +174,7 @@ def _counts(quick: bool) -> Case:
     log_rate = 1.5 + 0.7 * state * effect + torch.randn(n, 3, generator=generator) @ loading
     depth = 0.3 * torch.randn(n, 1, generator=generator)
     x = torch.poisson((log_rate + depth).exp(), generator=generator)
-    model = CountModel(genes, d, generator=generator)
+    model = SmallCountModel(genes, d, generator=generator)
     settings = Settings(n_particles=10, epochs=10 if quick else 60, patience=None, lr_phi=2e-3, check_every=60)
     start = Normal().make(x, d, hidden=(64,), generator=generator)
     (fit,) = train([Member(model, start, IWAE, 0)], x[:900], x[900:], settings)
@@ -184,17 +183,17 @@ def _counts(quick: bool) -> Case:
 
 
 def _m1m2(quick: bool) -> Case:
-    """Images of 64 binary pixels from the model itself; every image is asked about under each of four classes."""
+    """Images of 64 binary pixels simulated from the model; every image is combined with each of four classes."""
     generator = seeded(1)
     n, classes = 1000, 4
-    model = M1M2(64, classes, 5, 3, generator=generator).requires_grad_(False)
+    model = SmallM1M2(64, classes, 5, 3, generator=generator).requires_grad_(False)
     label = torch.nn.functional.one_hot(torch.randint(classes, (n,), generator=generator), classes).float()
     latent = torch.randn(1, n, 8, generator=generator)
     pixels = torch.bernoulli(torch.sigmoid(model.logits(label, latent))[0], generator=generator)
-    asked = torch.cat([pixels.repeat_interleave(classes, 0), torch.eye(classes).repeat(n, 1)], -1)
+    x = torch.cat([pixels.repeat_interleave(classes, 0), torch.eye(classes).repeat(n, 1)], -1)
     settings = Settings(n_particles=10, epochs=5 if quick else 20, patience=None, lr_phi=2e-3, check_every=60)
-    proposals = _encoders(model, asked[:3600], asked[3600:], 8, settings)
-    return Case("M1+M2, each class", model, proposals, asked[3600 : 3680 if quick else 4000])
+    proposals = _encoders(model, x[:3600], x[3600:], 8, settings)
+    return Case("M1+M2, each class", model, proposals, x[3600 : 3680 if quick else 4000])
 
 
 def _encoders(model: nn.Module, x: Tensor, x_valid: Tensor, d: int, settings: Settings) -> dict[str, Proposal]:

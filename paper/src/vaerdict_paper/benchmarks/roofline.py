@@ -1,7 +1,7 @@
-r"""What a device can do at most, measured here and now, and what a training step asks of it.
+r"""A roofline model: the measured ceilings of a device, and the demands of a training step.
 
-Three shares say how near a step comes to the ceilings: FLOP/s over those of a large matrix product, bytes/s over those
-of a copy, and its kernels times the least a launch takes over its time. The largest names what bounds it.
+Three shares relate a step to the ceilings: its FLOP/s to those of a large matrix product, its bytes/s to those of a
+copy, and the shortest launch time of its kernels to its time. The largest share tells what bounds the step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-_LEAST_SECONDS = 0.2  # of work behind every time that is taken
+_LEAST_SECONDS = 0.2  # of work for every measured time
 _LAUNCHES = 500
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that was seen: FLOP/s of a matrix product in TF32 and in float32, bytes/s of a copy, launches/s."""
+    """Measured maxima: FLOP/s of a matrix product in TF32 and in float32, bytes/s of a copy, launches/s."""
 
     device: str
     flops_tf32: float
@@ -36,9 +36,9 @@ class Ceilings:
 
 
 class Demand(NamedTuple):
-    """What one step asks for: FLOPs of its matrix products, bytes that its operators read and write, kernels.
+    """Demands of one step: FLOPs of its matrix products, bytes that its operators read and write, kernels.
 
-    `kernel_s` is their summed time on the device, None on a CPU, where operators stand for kernels.
+    `kernel_s` is the summed time of the kernels on the device; None on a CPU, where operators are counted instead.
     """
 
     flop: int
@@ -48,7 +48,7 @@ class Demand(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How near a step comes to each ceiling, and the name of the nearest."""
+    """A step's demands as shares of the ceilings."""
 
     compute: float
     memory: float
@@ -56,12 +56,12 @@ class Shares(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """What the step is bound by: the ceiling it is nearest to."""
+        """The ceiling that the step comes nearest to."""
         return max(self._asdict().items(), key=lambda item: item[1])[0]
 
 
 def shares(demand: Demand, seconds: float, ceilings: Ceilings, *, tf32: bool, recorded: bool) -> Shares:
-    """The shares of a step that takes so many seconds, in TF32 or not, replayed from a CUDA graph or not."""
+    """The shares of a step of this duration, with or without TF32, replayed from a CUDA graph or not."""
     flops = ceilings.flops_tf32 if tf32 else ceilings.flops_fp32
     launches = ceilings.launches_recorded if recorded else ceilings.launches
     rates = (demand.flop / flops, demand.bytes / ceilings.bytes, demand.kernels / launches)
@@ -70,7 +70,7 @@ def shares(demand: Demand, seconds: float, ceilings: Ceilings, *, tf32: bool, re
 
 # ----------------------------------------------------------------------------------------------------- ceilings
 def ceilings(device: torch.device, *, quick: bool = False) -> Ceilings:
-    """Measure them; on a CPU, which knows neither TF32 nor graphs, both kinds are the same."""
+    """Measure the ceilings; a CPU has neither TF32 nor graphs, so both kinds are the same."""
     size = 256 if quick else 8192 if device.type == "cuda" else 1024
     fp32 = _matmul(size, device, tf32=False)
     launches = _LAUNCHES / seconds_of(_small_kernels(device), device)
@@ -93,9 +93,9 @@ def _matmul(n: int, device: torch.device, *, tf32: bool) -> float:
 
 
 @contextmanager
-def _tf32(wanted: bool) -> Iterator[None]:
+def _tf32(enabled: bool) -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = wanted
+    torch.backends.cuda.matmul.allow_tf32 = enabled
     try:
         yield
     finally:
@@ -103,7 +103,7 @@ def _tf32(wanted: bool) -> Iterator[None]:
 
 
 def _copy(n_bytes: int, device: torch.device) -> float:
-    """Bytes read and written a second."""
+    """Bytes read and written per second."""
     source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * n_bytes / seconds_of(lambda: target.copy_(source), device)
@@ -120,7 +120,7 @@ def _small_kernels(device: torch.device) -> Callable[[], None]:
 
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, to its end on the device, after one that is not counted; the mean of as many as it takes."""
+    """Mean seconds of one call, until the device has finished, after a warm-up call."""
     work()
     calls, seconds = 0, 0.0
     n = 1
@@ -142,11 +142,11 @@ def _wait(device: torch.device) -> None:
 
 # ------------------------------------------------------------------------------------------------------- demands
 class _Counter(TorchDispatchMode):
-    """Counts operators that are no views, their FLOPs, and the bytes of all tensors they are given or give back.
+    """Counts operators that are no views, their FLOPs, and the bytes of their input and output tensors.
 
-    FLOPs are those of matrix products and convolutions, by torch's own formulas; its `FlopCounterMode` itself refuses
-    gradients taken with respect to parameters. Every operator is taken to read its inputs and write its outputs once,
-    as unfused kernels do; what stays in a cache counts too. A tensor that repeats the same memory counts that once.
+    FLOPs are those of matrix products and convolutions, by torch's own formulas; its `FlopCounterMode` does not support
+    gradients with respect to parameters. Every operator is assumed to read its inputs and write its outputs once, as
+    unfused kernels do, cached or not. Memory that a tensor repeats counts once.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ def _n_bytes(t: Tensor) -> int:
 
 
 def demand(step: Callable[[], Any], device: torch.device) -> Demand:
-    """What an eager step asks for: FLOPs and bytes by counting operators, kernels and their time by the profiler."""
+    """Demands of an eager step: FLOPs and bytes by counting operators, kernels and their time by the profiler."""
     step()
     with _Counter() as count:
         step()
@@ -180,7 +180,7 @@ def demand(step: Callable[[], Any], device: torch.device) -> Demand:
         step()
         _wait(device)
     kernels = [event for event in profile.events() or [] if event.device_type == DeviceType.CUDA]
-    if not kernels:  # a machine whose driver lets nobody look
+    if not kernels:  # the driver does not permit profiling
         return Demand(count.flop, count.bytes, count.operators, None)
     busy = 1e-6 * sum(event.time_range.elapsed_us() for event in kernels)
     return Demand(count.flop, count.bytes, len(kernels), busy)

@@ -1,0 +1,182 @@
+"""The summary of an MNIST run in sentences: claims, models, pairs, inference, agreement with labels, rejection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vaerdict.classify.agreement import ADVICE
+from vaerdict.report.records import Row
+from vaerdict.report.tables import number
+from vaerdict_paper.pages.claims import Claim, ClaimVerdict, Evidence, best_of, tally
+from vaerdict_paper.pages.mnist_claims import accuracy_gain, most_reliable, precision_gain
+from vaerdict_paper.pages.mnist_rows import (
+    FREE,
+    NINE,
+    SUPERVISED,
+    Method,
+    baselines,
+    best_model,
+    by_selection,
+    methods,
+    model_scores,
+    most_precise,
+    of_model,
+    pair_means,
+    pairs,
+)
+from vaerdict_paper.pages.mnist_tables import most_common
+from vaerdict_paper.pages.seed_statistics import Summary, difference, mean_of, where
+
+Rows = Sequence[Row]
+
+
+def summary(
+    results: Mapping[str, Any], parts: Mapping[str, Rows], claims: Sequence[Claim], goals: Sequence[Claim]
+) -> list[str]:
+    """The sentences at the top of the page."""
+    models, cross, refined = parts["models"], parts["cross"], parts["refined"]
+    name, n = best_model(models), len(results.get("seeds", []))
+    return [
+        sentence
+        for sentence in (
+            _tally(claims, "claims of the paper, tested with equal draws and corrected losses", n),
+            _tally(goals, "targets of this run", n),
+            _best_model(models),
+            _best_pair(cross),
+            *_better_inference(of_model(refined, name)),
+            _agreement(of_model(parts["agreement"], name)),
+            _rejection(models, cross),
+            _preset(results.get("preset")),
+        )
+        if sentence
+    ]
+
+
+def _tally(claims: Sequence[Claim], what: str, n: int) -> str:
+    if all(claim.verdict is ClaimVerdict.NOT_RUN for claim in claims):
+        return ""
+    return f"Of {len(claims)} {what}, {tally(claims)} ({f'{n} seeds' if n != 1 else 'one seed'})."
+
+
+def _preset(preset: Any) -> str:
+    if preset == "quick":
+        return "This is the quick preset: few digits and short training, not a run to be cited."
+    return "" if preset in ("paper", "best") else f"This is the {preset} preset."
+
+
+def _best_model(models: Rows) -> str:
+    scores = model_scores(models, "iwelbo")
+    name = best_of(scores, max)
+    second = best_of({other: values for other, values in scores.items() if other != name}, max)
+    mean = mean_of(of_model(models, name), "iwelbo")
+    if name is None or mean is None:
+        return ""
+    lead = f"By IWELBO the best generative model is that of {name} ({number(mean.mean, 2)})"
+    return f"{lead}{_ahead(difference(scores[name], scores[second]), second, 'nats', 2)}." if second else f"{lead}."
+
+
+def _ahead(gap: Summary | None, second: str, unit: str, digits: int) -> str:
+    if gap is None:
+        return ""
+    resolved = Evidence("", gap, +1).verdict is ClaimVerdict.HOLDS
+    size = f"{number(gap.mean, digits)}{f' {unit}' if unit else ''}{_error(gap, digits)}"
+    return f", {size} ahead of {second}" + ("" if resolved else ", a difference that is not resolved")
+
+
+def _error(gap: Summary, digits: int) -> str:
+    return "" if gap.se is None else f" (se {number(gap.se, digits)})"
+
+
+def _best_pair(cross: Rows) -> str:
+    scores = pairs(cross, "auprc")
+    names = {f"{m} with {q}": (m, q) for m, by in scores.items() for q in by}
+    precision = {name: scores[m][q] for name, (m, q) in names.items()}
+    best = best_of(precision, max)
+    if best is None:
+        return ""
+    second = best_of({name: values for name, values in precision.items() if name != best}, max)
+    model, proposal = names[best]
+    weighted = pair_means(cross, "auprc_is").get(model, {}).get(proposal)
+    mean = sum(precision[best].values()) / len(precision[best])
+    return (
+        f"The pair of model and proposal that rejects the nines best is {best}: average precision {number(mean, 3)}"
+        + (f", {number(weighted.mean, 3)} with weights" if weighted else "")
+        + (_ahead(difference(precision[best], precision[second]), second, "", 3) if second else "")
+        + "."
+    )
+
+
+def _better_inference(rows: Rows) -> list[str]:
+    """The share of reliable weights before and after refinement, then its effect on the decisions."""
+    stage = most_reliable(rows)
+    if stage is None:
+        return []
+    last, first = where(rows, stage=stage), where(rows, stage="encoder")
+    shares = {name: mean_of(part, "khat_share_ok") for name, part in (("encoder", first), (stage, last))}
+    parts = [f"for {number(100 * share.mean, 1)}% by {name}" for name, share in shares.items() if share]
+    gold = mean_of(last, "gold_distance")
+    near = f"; p(c|x) then differs by {number(gold.mean, 4)} in total variation from a long SMC run" if gold else ""
+    return [
+        f"On {next(iter(by_selection(rows)))} the k-hat of digits is below the threshold {' and '.join(parts)}{near}.",
+        effect_on_decisions(last),
+    ]
+
+
+def effect_on_decisions(rows: Rows) -> str:
+    """Whether better inference gave better decisions than no weights, by the rule of two standard errors."""
+    gains = (("accuracy", accuracy_gain(rows), " points", 2), ("average precision", precision_gain(rows), "", 3))
+    measured = [(name, gain, unit, digits) for name, gain, unit, digits in gains if gain is not None]
+    if not measured:
+        return ""
+    verdicts = frozenset(Evidence(name, gain, +1).verdict for name, gain, _, _ in measured)
+    parts = [
+        f"{name} {number(g.mean, digits, signed=True)}{unit}{_error(g, digits)}" for name, g, unit, digits in measured
+    ]
+    return (
+        f"Better inference {_EFFECTS[verdicts]}: with weights minus without, on the same digits, {' and '.join(parts)}."
+    )
+
+
+_HOLDS, _FAILS, _OPEN = ClaimVerdict.HOLDS, ClaimVerdict.FAILS, ClaimVerdict.UNRESOLVED
+_EFFECTS = {
+    frozenset({_HOLDS}): "gave better decisions",
+    frozenset({_FAILS}): "gave worse decisions",
+    frozenset({_OPEN}): "gave decisions whose difference from those without weights is not resolved",
+    frozenset({_HOLDS, _FAILS}): "gave better decisions by one measure and worse by the other",
+    frozenset({_HOLDS, _OPEN}): "gave better decisions by one measure, while the other is not resolved",
+    frozenset({_FAILS, _OPEN}): "gave worse decisions by one measure, while the other is not resolved",
+}
+"""The effect by the verdicts on accuracy and on average precision."""
+
+
+def _agreement(rows: Rows) -> str:
+    inference, verdict = most_common(rows, "inference"), most_common(rows, "model_verdict")
+    if inference is None or verdict is None:
+        return ""
+    confidence, accuracy = mean_of(rows, "confidence"), mean_of(rows, "accuracy")
+    numbers = (
+        f" (expected accuracy {number(100 * confidence.mean, 1)}%, actual {number(100 * accuracy.mean, 1)}%)"
+        if confidence and accuracy
+        else ""
+    )
+    advice = ADVICE[inference.startswith("certified"), verdict.startswith("agrees")]
+    name = next(iter(by_selection(rows)))
+    return f"On {name} the inference is {inference}, and the model {verdict} with held-out labels{numbers}: {advice}."
+
+
+def _rejection(models: Rows, cross: Rows) -> str:
+    candidates = methods(models, cross)
+    best = {
+        "nine classes": most_precise(candidates, NINE),
+        "a free class": most_precise(candidates, FREE),
+        "a supervised network": most_precise(baselines(cross), SUPERVISED),
+    }
+    parts = [f"{_at(method)} with {name}" for name, method in best.items() if method]
+    return f"Best average precision of rejecting nines: {'; '.join(parts)}." if len(parts) > 1 else ""
+
+
+def _at(method: Method) -> str:
+    precision, accuracy = mean_of(method.rows, method.key), mean_of(method.rows, "accuracy")
+    seen = f" at {number(100 * accuracy.mean, 1)}% accuracy" if accuracy else ""
+    return f"{number(precision.mean, 3)}{seen}" if precision else ""
