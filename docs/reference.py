@@ -188,7 +188,8 @@ def _of_module(module: Any) -> Iterator[tuple[str, Any]]:
 def _listed(members: Iterator[tuple[str, Any]]) -> str:
     """The first paragraph of each docstring, as a list."""
     first = {name: (inspect.getdoc(member) or "").split("\n\n")[0] for name, member in members}
-    return "\n".join(f"- `{name}`: {_formulas(' '.join(text.split()))}" for name, text in first.items() if text)
+    lines = [f"- `{name}`: {_formulas(' '.join(text.split()))}" for name, text in first.items() if text]
+    return "\n".join(["**Members**", "", *lines]) if lines else ""
 
 
 # ----------------------------------------------------------------------------------------------------- docstrings
@@ -204,7 +205,7 @@ def _docstring(thing: Any) -> str:
 
 def _section(title: str, body: str) -> str:
     if title == "Examples":
-        return f"```python\n{body}\n```"
+        return f"```python\n{body.replace('  # doctest: +SKIP', '')}\n```"
     if title in ("Notes", "References"):
         return _formulas(body)
     entries = re.split(r"\n(?=\S)", body)

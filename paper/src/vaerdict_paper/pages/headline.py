@@ -86,8 +86,8 @@ def _reject(results: Path) -> HeadlineRow:
     accuracy, precision, auroc = (_mean(rows, key) for key in ("accuracy", "auprc_entropy", "auroc_entropy"))
     return HeadlineRow(
         "Is a class without labels rejected?",
-        f"MNIST, {run['settings']['n_labels']:,} training labels, none of a nine: {accuracy:.1%} of the other digits are "
-        f"classified correctly. Nines are rejected with AUROC {auroc:.2f} and average precision {precision:.2f}.",
+        f"MNIST, {run['settings']['n_labels']:,} training labels, none of a nine: {accuracy:.1%} of the other digits "
+        f"are classified correctly. Nines are rejected with AUROC {auroc:.2f} and average precision {precision:.2f}.",
         "vaerdict reproduce mnist --preset best",
     )
 
