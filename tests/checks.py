@@ -26,7 +26,7 @@ def assert_mean(sample: Tensor, expected: float, *, rate: float) -> None:
 
 
 def assert_within(value: Tensor, expected: Tensor, mcse: Tensor, *, rate: float) -> None:
-    """Assert that every estimate lies within its own standard error of the truth, jointly at false-alarm `rate`."""
+    """Assert that every estimate is within its allowed number of standard errors, jointly at false-alarm `rate`."""
     score = ((value - expected).abs() / mcse).double().flatten()
     allowed = stats.norm.isf(rate / 2 / score.numel())
     worst = score.max().item()
@@ -41,7 +41,7 @@ def chi_square_rate(score: Tensor) -> float:
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation made."""
+    """Record the size of the largest tensor that any operation returns."""
 
     numel = 0
 

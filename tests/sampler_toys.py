@@ -1,9 +1,8 @@
-"""Small models with known evidence, and starts, for the tests of samplers."""
+"""Small models with known evidence, and initial proposals, for the tests of samplers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from scipy import integrate, stats
@@ -18,21 +17,21 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Poisson:
-    """z ~ N(0, 1), x ~ Poisson(exp(z + 1)): a skewed posterior; weights of an annealing from the prior are bounded."""
+    """z ~ N(0, 1), x ~ Poisson(exp(z + 1)): a skewed posterior; weights of annealing from the prior are bounded."""
 
     prior = StandardNormal(1)
 
     def __init__(self) -> None:
         self.rows = 0
-        self.most_rows = 0
+        self.max_rows = 0
 
     def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x[..., 0], torch.lgamma(x[..., 0] + 1)
 
-    def log_joint(self, given: tuple[Tensor, Tensor], z: Tensor) -> Tensor:
-        x, constant = given
+    def log_joint(self, prepared: tuple[Tensor, Tensor], z: Tensor) -> Tensor:
+        x, constant = prepared
         self.rows += z[..., 0].numel()
-        self.most_rows = max(self.most_rows, z[..., 0].numel())
+        self.max_rows = max(self.max_rows, z[..., 0].numel())
         log_rate = z[..., 0] + 1
         return x * log_rate - log_rate.exp() - constant + self.prior.log_prob(z)
 
@@ -41,7 +40,7 @@ class Poisson:
 
 
 class Gumbel:
-    """z ~ N(0, 1), x ~ Gumbel(z, 0.3): another skew, the other way."""
+    """z ~ N(0, 1), x ~ Gumbel(z, 0.3): skewed the other way."""
 
     prior = StandardNormal(1)
 
@@ -88,7 +87,7 @@ CASES = {
 
 
 class Bound:
-    """A proposal made for its observations, which can be narrowed to some of them."""
+    """A proposal made for fixed observations, without `select`."""
 
     def __init__(self, q: Elliptical) -> None:
         self.q = q
@@ -100,10 +99,11 @@ class Bound:
         return self.q.log_prob(z)
 
 
-class Narrowing(Bound):
-    def select(self, index: Tensor) -> Narrowing:
-        root = type(self.q.root)(*(part.index_select(0, index) for part in self.q.root))
-        return Narrowing(replace(self.q, loc=self.q.loc.index_select(0, index), root=root))
+class Selectable(Bound):
+    """A proposal made for fixed observations, with `select`."""
+
+    def select(self, index: Tensor) -> Selectable:
+        return Selectable(self.q.select(index))
 
 
 class Everywhere:
@@ -121,7 +121,7 @@ class Everywhere:
 
 
 class Nominal(Everywhere):
-    """A mixture that forgets which shares it realised."""
+    """A mixture whose draws have the density of the nominal shares instead of the realised ones."""
 
     def draw(self, x: Tensor, k: int, *, generator) -> Draws:
         z = self.q.draw(x, k, generator=generator).z

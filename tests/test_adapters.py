@@ -1,7 +1,8 @@
-"""Wrapped scvi-tools models: the same numbers as scvi-tools' own, and posteriors that refinement repairs."""
+"""Wrapped scvi-tools models give the numbers of scvi-tools, and refinement improves their posteriors."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,60 +71,58 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "linear": {"use_observed_lib_size": True},
 }
-_MADE: dict[str, Any] = {}
 
 
-def made(name: str) -> Any:
+@cache
+def trained(case: str) -> Any:
     """The model of a case, trained once."""
-    if name not in _MADE:
-        kind = scvi.model.LinearSCVI if name == "linear" else None
-        _MADE[name] = fitted(kind=kind, **CASES[name])
-    return _MADE[name]
+    kind = scvi.model.LinearSCVI if case == "linear" else None
+    return fitted(kind=kind, **CASES[case])
 
 
 @pytest.fixture(params=CASES)
 def model(request) -> Any:
-    return made(request.param)
+    return trained(request.param)
 
 
-def theirs(model: Any, z: Tensor) -> tuple[Tensor, Any, Tensor]:
-    """Log p(x, z), q(z | x) and normalised expression as scvi-tools' own module computes them, particle by particle."""
+def by_scvi(model: Any, z: Tensor) -> tuple[Tensor, Any, Tensor]:
+    """Log p(x, z), q(z | x) and normalised expression as the module of scvi-tools computes them for each particle."""
     module = model.module.eval()
     with isolated(0), torch.no_grad():
         (tensors,) = model._make_data_loader(adata=model.adata, batch_size=N_CELLS)
-        found = module.inference(**module._get_inference_input(tensors))
+        inferred = module.inference(**module._get_inference_input(tensors))
         log_p, scale = [], []
         for one in z:
             state = module.z_encoder.z_transformation(one)
-            px = module.generative(**module._get_generative_input(tensors, {**found, "z": state}))["px"]
+            px = module.generative(**module._get_generative_input(tensors, {**inferred, "z": state}))["px"]
             prior = torch.distributions.Normal(0.0, 1.0).log_prob(one).sum(-1)
             log_p.append(px.log_prob(tensors["X"]).sum(-1) + prior)
             scale.append(px.get_normalized("scale"))
-    return torch.stack(log_p), found["qz"], torch.stack(scale)
+    return torch.stack(log_p), inferred["qz"], torch.stack(scale)
 
 
-def test_the_wrapped_model_says_what_scvi_says(model):
+def test_the_wrapped_model_agrees_with_scvi(model):
     wrapped = from_scvi(model)
     assert isinstance(wrapped, core.Model)
     x = wrapped.observations()
     z = torch.randn(3, N_CELLS, D, generator=seeded(1))
-    log_p, q, scale = theirs(model, z)
+    log_p, q, scale = by_scvi(model, z)
     integers = (x.long(),) if torch.equal(x, x.round()) else ()
-    for given in (x, wrapped.prepare(x), *integers):
-        torch.testing.assert_close(wrapped.log_joint(given, z), log_p, rtol=1e-4, atol=0)
+    for observations in (x, wrapped.prepare(x), *integers):
+        torch.testing.assert_close(wrapped.log_joint(observations, z), log_p, rtol=1e-4, atol=0)
     torch.testing.assert_close(wrapped.expression(z, x), scale, rtol=1e-4, atol=1e-8)
     assert isinstance(wrapped.encoder, core.Proposal)
-    ours = wrapped.encoder(x)
-    torch.testing.assert_close(ours.loc, q.loc)
-    torch.testing.assert_close(ours.root.scale, q.scale)
+    encoded = wrapped.encoder(x)
+    torch.testing.assert_close(encoded.loc, q.loc)
+    torch.testing.assert_close(encoded.root.scale, q.scale)
     torch.testing.assert_close(wrapped.encoder.log_prob(z, x), q.log_prob(z).sum(-1))
 
 
-def test_other_latents_give_another_answer():
-    wrapped = from_scvi(made("nb"))
+def test_other_latents_have_another_density():
+    wrapped = from_scvi(trained("nb"))
     x = wrapped.observations()
     z = torch.randn(3, N_CELLS, D, generator=seeded(1))
-    log_p, _, _ = theirs(made("nb"), 1.01 * z)
+    log_p, _, _ = by_scvi(trained("nb"), 1.01 * z)
     with pytest.raises(AssertionError, match="not close"):
         torch.testing.assert_close(wrapped.log_joint(x, z), log_p, rtol=1e-4, atol=0)
 
@@ -138,12 +137,12 @@ def test_batches_of_any_shape(model):
     assert wrapped.encoder(x[:12].reshape(3, 4, -1)).loc.shape == (3, 4, D)
 
 
-IN_DOUBLE = [name for name in CASES if name not in ("gene-batch", "gene-label")]  # scvi-tools casts there to single
+IN_DOUBLE = [name for name in CASES if name not in ("gene-batch", "gene-label")]  # there scvi-tools casts to float32
 
 
 @pytest.mark.parametrize("name", IN_DOUBLE)
-def test_gradients_flow_in_z_and_nowhere_else(name):
-    wrapped = from_scvi(made(name)).double()
+def test_gradients_are_in_z_alone(name):
+    wrapped = from_scvi(trained(name)).double()
     x = wrapped.prepare(wrapped.observations()[:3])
     assert x.counts.dtype == torch.float64
     z = torch.randn(1, 3, D, generator=seeded(3), dtype=torch.float64, requires_grad=True)
@@ -154,8 +153,8 @@ def test_gradients_flow_in_z_and_nowhere_else(name):
     assert not any(p.requires_grad for p in wrapped.parameters())
 
 
-def test_the_users_model_is_left_as_it_was():
-    model = made("nb")
+def test_the_users_model_is_not_changed():
+    model = trained("nb")
     model.module.train()
     wrapped = from_scvi(model)
     assert model.module.training
@@ -164,10 +163,10 @@ def test_the_users_model_is_left_as_it_was():
     assert isinstance(model.module.decoder.px_dropout_decoder, torch.nn.Linear)
     kinds = [[type(part) for part in module.modules()] for module in (model.module, wrapped.module)]
     assert torch.nn.BatchNorm1d in kinds[0]
-    assert torch.nn.BatchNorm1d not in kinds[1]  # each is part of the layer before it
+    assert torch.nn.BatchNorm1d not in kinds[1]  # folded into the layer before it
 
 
-def test_refinement_repairs_the_encoders_posterior(generator):
+def test_refinement_improves_the_encoders_posterior(generator):
     wrapped = from_scvi(fitted(epochs=100, gene_likelihood="nb"))
     x = wrapped.observations(indices=range(60))
     before = posterior(wrapped, x, wrapped.encoder, 500, generator=generator)
@@ -179,7 +178,7 @@ def test_refinement_repairs_the_encoders_posterior(generator):
 
 
 def test_expression_without_cells_is_averaged_over_batches():
-    wrapped = from_scvi(made("batch"))
+    wrapped = from_scvi(trained("batch"))
     x = wrapped.observations()[:4]
     z = torch.randn(2, 4, D, generator=seeded(5))
     column = list(wrapped.columns).index("batch") - 1 + wrapped.columns["X"]
@@ -191,11 +190,11 @@ def test_expression_without_cells_is_averaged_over_batches():
     torch.testing.assert_close(wrapped.expression(z), torch.stack(each).mean(0))
     torch.testing.assert_close(wrapped.expression(z).sum(-1), torch.ones(2, 4))
     with pytest.raises(core.SettingError, match="extra_categorical_covs, extra_continuous_covs"):
-        from_scvi(made("covariates")).expression(z)
+        from_scvi(trained("covariates")).expression(z)
 
 
-def test_observations_carry_the_covariates_behind_the_counts():
-    model = made("covariates")
+def test_observations_have_the_covariates_after_the_counts():
+    model = trained("covariates")
     wrapped = from_scvi(model)
     assert dict(wrapped.columns) == {"X": N_GENES, "batch": 1, "extra_categorical_covs": 2, "extra_continuous_covs": 1}
     x = wrapped.observations()
@@ -205,7 +204,7 @@ def test_observations_carry_the_covariates_behind_the_counts():
     assert torch.equal(wrapped.observations(indices=[5, 3]), x[[5, 3]])
 
 
-def test_the_batches_of_cells_have_their_names():
+def test_names_of_batches():
     adata = cells()
     batched = from_scvi(fitted(adata, setup={"batch_key": "batch"}))
     few = adata[5:17].copy()
@@ -214,10 +213,10 @@ def test_the_batches_of_cells_have_their_names():
     assert from_scvi(fitted(adata)).batches() is None
 
 
-def test_other_cells_can_be_asked_about_sparse_or_not():
+def test_other_cells_may_be_sparse_or_dense():
     from scipy import sparse
 
-    wrapped = from_scvi(made("batch"))
+    wrapped = from_scvi(trained("batch"))
     other = cells(50, seed=7)
     dense = wrapped.observations(other)
     assert dense.shape == (50, N_GENES + 1)
@@ -225,8 +224,8 @@ def test_other_cells_can_be_asked_about_sparse_or_not():
     assert torch.equal(wrapped.observations(other.copy()), dense)
 
 
-def test_predictive_counts_have_the_models_mean(generator):
-    wrapped = from_scvi(made("nb"))
+def test_sampled_counts_have_the_mean_of_the_model(generator):
+    wrapped = from_scvi(trained("nb"))
     x = wrapped.observations()[:2]
     z = torch.zeros(20_000, 2, D)
     drawn = wrapped.sample(x, z, generator=generator).double()
@@ -264,20 +263,20 @@ def untrained() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (scanvi, "depends on a label and on a second latent state.*give the SCVI that it was made from"),
+        (scanvi, "depends on a label and on a second latent state.*pass the SCVI that it was made from"),
         (minified, "minified without their counts; load it with the full AnnData"),
         (untrained, "call its train\\(\\) first"),
         (lambda: fitted(epochs=1, use_observed_lib_size=False), "train it with use_observed_lib_size=True"),
         (lambda: fitted(epochs=1, gene_likelihood="normal"), "'normal' is not one of counts; train with nb"),
-        (torch.nn.Identity, "a Identity has other latents.*SCVI and LinearSCVI can be wrapped"),
+        (torch.nn.Identity, "Identity has other latents.*SCVI and LinearSCVI can be wrapped"),
     ],
 )
-def test_what_cannot_be_wrapped_is_refused_with_the_remedy(make, message):
+def test_models_that_cannot_be_wrapped_are_refused(make, message):
     with pytest.raises(core.SettingError, match=message):
         from_scvi(make())
 
 
-def test_a_minified_model_with_counts_is_as_good_as_new():
+def test_a_minified_model_with_counts_can_be_wrapped():
     model = fitted(gene_likelihood="nb")
     before = from_scvi(model)
     x = before.observations()
@@ -291,8 +290,8 @@ def test_a_minified_model_with_counts_is_as_good_as_new():
     assert torch.equal(after.encoder(x).loc, before.encoder(x).loc)
 
 
-def test_bad_observations_are_named():
-    wrapped: ScviModel = from_scvi(made("batch"))
+def test_invalid_observations_are_refused():
+    wrapped: ScviModel = from_scvi(trained("batch"))
     x = wrapped.observations()[:3]
     with pytest.raises(core.ShapeError, match="x has 30 columns, the model takes 30 of X, 1 of batch"):
         wrapped.prepare(x[:, :N_GENES])

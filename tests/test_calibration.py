@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
-from test_de_pipeline import simulated
 
 from checks import assert_mean, assert_within
+from test_de_pipeline import simulated
 from vaerdict.core import DataError, SettingError
-from vaerdict.de.calibration import calibrate, summary, task
+from vaerdict.de.calibration import calibrate, inputs, summary, task
 from vaerdict.de.calibration.halves import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
 from vaerdict.de.metrics import measure
+from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.optional import isolated
+from vaerdict.options import options_of
 
 pd = pytest.importorskip("pandas")
 FAST = {"quick": True, "n_draws": 100}
@@ -334,6 +338,95 @@ def test_whole_samples_are_split_with_cells_beside(monkeypatch):
     assert set(calibration.table["replicates"]) == {"samples", "cells"}
     assert any("3 ways only" in warning for warning in calibration.results["warnings"])
     assert calibration.verdict["replicates"] == "samples"
+
+
+def test_calibrate_takes_every_option_of_the_analysis(monkeypatch):
+    signature = inspect.signature(calibrate)
+    for option in (*options_of(CalibrateOptions), *options_of(DEOptions)):
+        assert signature.parameters[option.name].default == option.default
+        assert f"{option.name} : " in (calibrate.__doc__ or "")
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
+    options = {"borrow": True, "check_model": True, "keep_genes": ("g1",), "objectives": ("VAE",), "min_cells": 2}
+    settings = calibrate(simulated(n=120), "group", ["A"], splits=1, spikes=0, **options).results["settings"]
+    expected = options | {"keep_genes": ["g1"], "objectives": ["VAE"]}
+    assert {name: seen[0][name] for name in options} == {name: settings[name] for name in options} == expected
+    with pytest.raises(TypeError, match="nonsense"):
+        calibrate(simulated(n=60), "group", nonsense=1)
+
+
+def test_genes_go_by_their_symbols():
+    adata = simulated(n=120, null=True)
+    adata.var["symbol"] = [f"S{i // 2}" for i in range(adata.n_vars)]  # each twice
+    options = {"gene_symbols": "symbol", "keep_genes": ("S3",), "n_top_genes": 10, "splits": 0, "spikes": 1, **FAST}
+    with_symbols = calibrate(adata, "group", ["A"], **options)
+    plain = calibrate(adata, "group", ["A"], **options | {"gene_symbols": None, "keep_genes": ("g6",)})
+    assert set(with_symbols.table["n_genes"]) <= {10, 11}
+    pd.testing.assert_frame_equal(with_symbols.table, plain.table)
+    with pytest.raises(SettingError, match="keep_genes names 1 genes that are not there"):
+        calibrate(adata, "group", ["A"], **options | {"keep_genes": ("nothing",)})
+
+
+@pytest.mark.parametrize("borrow", [False, True])
+def test_unlabelled_cells_reach_an_analysis_that_borrows(monkeypatch, borrow):
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
+    monkeypatch.setattr(inputs, "OTHER_CELLS", 50)
+    monkeypatch.setattr(inputs, "MOST_TRAINING", 120)
+    adata = simulated(n=360)
+    adata.obs["known"] = np.where(adata.obs["group"] == "B", None, adata.obs["group"])
+    calibrate(adata, "known", ["A"], splits=1, spikes=0, borrow=borrow)
+    labels = pd.Series(seen[0]["half"]).value_counts()
+    assert labels[task.FIRST] == labels[task.SECOND] == 60
+    unlabelled = len(seen[0]["half"]) - labels.drop("nan", errors="ignore").sum()
+    assert unlabelled + labels.get("of C", 0) == (120 if borrow else 50)
+    assert (unlabelled == 120) == borrow  # of the 120 unlabelled cells all, or some at random
+
+
+def test_a_model_that_borrows_is_calibrated():
+    adata = simulated(n=240, null=True)
+    adata.obs["known"] = np.where(np.arange(240) < 120, adata.obs["group"], None)
+    calibration = calibrate(
+        adata, "known", ["A"], splits=1, spikes=1, borrow=True, objectives=["VAE"], refits=0, **FAST
+    )
+    assert set(calibration.table["method"]) == {"reported", "naive"}
+    assert calibration.results["settings"]["objectives"] == ["VAE"]
+
+
+@pytest.fixture(scope="module")
+def scvi_model() -> Any:
+    """A small model, hardly trained, which reads its counts from a layer, and its cells."""
+    scvi = pytest.importorskip("scvi")
+    adata = simulated(n=180, null=True)
+    adata.layers["counts"] = adata.X.copy()
+    adata.X = np.log1p(adata.X)
+    with isolated(0):
+        scvi.model.SCVI.setup_anndata(adata, layer="counts", batch_key="batch", labels_key="type")
+        model = scvi.model.SCVI(adata, n_hidden=8, n_latent=2)
+        model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False, logger=False)
+    return model, adata
+
+
+def test_a_fitted_model_is_calibrated_as_an_object_and_from_its_folder(scvi_model, tmp_path):
+    model, adata = scvi_model
+    model.save(str(tmp_path / "model"))
+    options = {"splits": 1, "spikes": 1, "n_draws": 100}
+    by_object = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", **options)
+    by_folder = calibrate(adata, "group", ["A"], model=tmp_path / "model", **options)
+    pd.testing.assert_frame_equal(by_object.table, by_folder.table)
+    assert (tmp_path / "run" / "inputs").is_dir()
+    assert set(by_object.table["n_genes"]) == {40}  # all genes of the model
+    assert by_object.results["settings"]["model"] == "SCVI"
+    again = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", resume=True, **options)
+    pd.testing.assert_frame_equal(by_object.table, again.table)
+    assert again.results["seconds"] == by_object.results["seconds"]  # nothing was done again
+    without = calibrate(adata, "group", ["A"], layer="counts", **options)
+    assert not without.table.equals(by_object.table)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"holds no model\.pt"):
+        calibrate(simulated(n=60), "group", ["A"], model=tmp_path, splits=1, spikes=0)
 
 
 def test_types_batches_and_samples_travel_to_the_real_analysis():

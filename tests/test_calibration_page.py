@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_de_pipeline import simulated
 
 from de_runs import HOSTILE
 from outline import Outline, outline
+from test_de_pipeline import simulated
 from vaerdict.core import DataError
 from vaerdict.de.calibration import summary
 from vaerdict.de.calibration.page import from_run

@@ -1,3 +1,5 @@
+"""Checkpoints: resuming to equal bits, refusing other runs, and files that are replaced atomically."""
+
 from __future__ import annotations
 
 import itertools
@@ -21,18 +23,17 @@ from vaerdict.training import (
     AGG,
     CYCLIC,
     IWAE,
+    AmortisedBound,
     Fit,
     Lagging,
     Member,
-    OwnBound,
     RefinedBound,
     Settings,
     loop,
     train,
     warm_up,
 )
-from vaerdict.training.checkpoint import digest, load_checkpoint, read_checkpoint, save_checkpoint
-from vaerdict.training.fingerprint import stable_name
+from vaerdict.training.checkpoint import digest, load_checkpoint, read_checkpoint, save_checkpoint, stable_name
 from vaerdict.training.stacks import Stack
 
 TRUE = PPCA(torch.randn(4, 2, generator=seeded(0)), 0.7)
@@ -63,13 +64,13 @@ LAGGING = replace(AGG, lagging=Lagging(inner=2, epochs=4))
 MEMBERS = [member(), member(seed=1), member(CYCLIC), member(LAGGING), member(LAGGING, 1), member(IWAE, 0, Student())]
 
 
-def go(folder: Path | None, members=MEMBERS, settings: Settings = SETTINGS, x: Tensor = X, **how) -> list[Fit]:
-    return train(members, x[:80], x[80:], settings, checkpoint=folder, **how)
+def run(folder: Path | None, members=MEMBERS, settings: Settings = SETTINGS, x: Tensor = X, **options) -> list[Fit]:
+    return train(members, x[:80], x[80:], settings, checkpoint=folder, **options)
 
 
 def kill_after(stack: int, epoch: int):
-    def progress(done: int, total: int, what: str) -> None:
-        if done == epoch and f"({stack} of" in what:
+    def progress(done: int, total: int, name: str) -> None:
+        if done == epoch and f"({stack} of" in name:
             raise Killed
 
     return progress
@@ -87,64 +88,64 @@ def assert_same(a: list[Fit], b: list[Fit]) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> list[Fit]:
-    fits = go(None)
-    assert len({f.epochs for f in fits}) > 1  # some converge early, so that what is remembered of each matters
+def uninterrupted() -> list[Fit]:
+    fits = run(None)
+    assert len({f.epochs for f in fits}) > 1  # some converge early, so that the state of each member matters
     assert any(f.converged for f in fits)
     return fits
 
 
 @pytest.fixture
 def save_every_epoch(monkeypatch):
-    """A clock on which an hour passes between any two looks."""
+    """A clock that advances by an hour at every reading."""
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=itertools.count(0.0, 3600.0).__next__))
 
 
-# ------------------------------------------------------------------------------------------------ going on
+# ------------------------------------------------------------------------------------------------ resuming
 @pytest.mark.parametrize("stack", [1, 2, 3])
 @pytest.mark.parametrize("epoch", [1, 2, 3, 5])
-def test_a_killed_run_goes_on_to_the_same_bits(stack, epoch, whole, tmp_path, save_every_epoch):
+def test_a_killed_run_resumes_to_equal_bits(stack, epoch, uninterrupted, tmp_path, save_every_epoch):
     with pytest.raises(Killed):
-        go(tmp_path, progress=kill_after(stack, epoch))
+        run(tmp_path, progress=kill_after(stack, epoch))
     last = tmp_path / f"stack-{stack - 1}.safetensors"
-    assert last.exists() == (epoch > 1)  # what is done in the epoch of the kill is lost, no more
-    assert_same(go(tmp_path), whole)
+    assert last.exists() == (epoch > 1)  # only the epoch of the kill is lost
+    assert_same(run(tmp_path), uninterrupted)
 
 
-def test_a_run_killed_before_anything_was_saved_starts_anew(whole, tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(uninterrupted, tmp_path):
     with pytest.raises(Killed):
-        go(tmp_path, progress=kill_after(1, 3))
+        run(tmp_path, progress=kill_after(1, 3))
     assert not list(tmp_path.iterdir())
-    assert_same(go(tmp_path), whole)
+    assert_same(run(tmp_path), uninterrupted)
 
 
-def test_a_run_killed_again_and_again_arrives(whole, tmp_path, save_every_epoch):
+def test_a_run_killed_many_times_resumes_each_time(uninterrupted, tmp_path, save_every_epoch):
     kills = 0
     for stack, epoch in itertools.product((1, 2, 3), range(2, 7)):
         try:
-            go(tmp_path, progress=kill_after(stack, epoch))
+            run(tmp_path, progress=kill_after(stack, epoch))
         except Killed:
             kills += 1
     assert kills >= 10
-    assert_same(go(tmp_path), whole)
+    assert_same(run(tmp_path), uninterrupted)
 
 
-def test_a_finished_run_is_not_trained_again(whole, tmp_path, monkeypatch):
-    assert_same(go(tmp_path), whole)
+def test_a_finished_run_is_not_trained_again(uninterrupted, tmp_path, monkeypatch):
+    assert_same(run(tmp_path), uninterrupted)
     monkeypatch.setattr(Stack, "phi_step", None)
-    assert_same(go(tmp_path), whole)
+    assert_same(run(tmp_path), uninterrupted)
 
 
-def test_a_fixed_model_goes_on_too(tmp_path, save_every_epoch):
+def test_training_with_a_fixed_model_resumes(tmp_path, save_every_epoch):
     members = [member(), member(IWAE, 0, Student())]
-    alone = go(None, members, learn_model=False)
+    expected = run(None, members, learn_model=False)
     with pytest.raises(Killed):
-        go(tmp_path, members, learn_model=False, progress=kill_after(2, 3))
-    assert_same(go(tmp_path, members, learn_model=False), alone)
+        run(tmp_path, members, learn_model=False, progress=kill_after(2, 3))
+    assert_same(run(tmp_path, members, learn_model=False), expected)
 
 
 class Counting(Trainable):
-    """An encoder that keeps a running mean, as batch norm does, and counts its batches."""
+    """An encoder with a running mean, as in batch norm, and a count of its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,24 +160,24 @@ class Counting(Trainable):
 
 
 @pytest.mark.parametrize("epoch", [2, 5])
-def test_buffers_go_on_too(epoch, tmp_path, save_every_epoch):
+def test_buffers_are_restored(epoch, tmp_path, save_every_epoch):
     members = [Member(PPCA(TRUE.weight, 1.0), Counting(), IWAE, 0)]
-    alone = go(None, members)
-    assert alone[0].proposal.n > 0
+    expected = run(None, members)
+    assert expected[0].proposal.n > 0
     with pytest.raises(Killed):
-        go(tmp_path, members, progress=kill_after(1, epoch))
-    assert_same(go(tmp_path, members), alone)
+        run(tmp_path, members, progress=kill_after(1, epoch))
+    assert_same(run(tmp_path, members), expected)
 
 
-def test_seconds_count_every_stretch(tmp_path, save_every_epoch):
+def test_seconds_are_summed_over_interruptions(tmp_path, save_every_epoch):
     with pytest.raises(Killed):
-        go(tmp_path, [member()], progress=kill_after(1, 4))
-    saved = json.loads(read_notes(tmp_path / "stack-0.safetensors"))["course"]["seconds"]
-    (fit,) = go(tmp_path, [member()])
+        run(tmp_path, [member()], progress=kill_after(1, 4))
+    saved = json.loads(read_notes(tmp_path / "stack-0.safetensors"))["state"]["seconds"]
+    (fit,) = run(tmp_path, [member()])
     assert fit.seconds > saved > 0
 
 
-# ------------------------------------------------------------------------------------------------- foreign
+# --------------------------------------------------------------------------------------------- fingerprints
 def read_notes(path: Path) -> str:
     from safetensors import safe_open
 
@@ -188,7 +189,7 @@ def mean_loss(log_w: Tensor, scale: float = 1.0) -> Tensor:
     return -scale * log_w.mean(0)
 
 
-FOREIGN = {
+OTHER_RUNS = {
     "seed": {"members": [member(seed=1)]},
     "start of the model": {"members": [member(noise=2.0)]},
     "start of the proposal": {"members": [replace(member(), proposal=member(seed=5).proposal)]},
@@ -203,50 +204,50 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("what", FOREIGN)
-def test_the_checkpoint_of_another_run_is_refused(what, tmp_path):
-    go(tmp_path, [member()])
+@pytest.mark.parametrize("difference", OTHER_RUNS)
+def test_the_checkpoint_of_another_run_is_refused(difference, tmp_path):
+    run(tmp_path, [member()])
     before = (tmp_path / "stack-0.safetensors").read_bytes()
     message = r"stack-0.safetensors belongs to another run \(members, data or settings differ\); choose another folder"
     with pytest.raises(SettingError, match=message):
-        go(tmp_path, **{"members": [member()], **FOREIGN[what]})
+        run(tmp_path, **{"members": [member()], **OTHER_RUNS[difference]})
     assert (tmp_path / "stack-0.safetensors").read_bytes() == before
 
 
-def test_partial_functions_are_told_apart_by_what_they_hold(tmp_path):
-    def run(alpha: float) -> list[Fit]:
-        return go(tmp_path, [member(replace(IWAE, theta=partial(vr_iwelbo_loss, alpha=alpha)))])
+def test_partial_functions_are_identified_by_their_arguments(tmp_path):
+    def with_alpha(alpha: float) -> list[Fit]:
+        return run(tmp_path, [member(replace(IWAE, theta=partial(vr_iwelbo_loss, alpha=alpha)))])
 
-    assert_same(run(0.1), run(0.1))
+    assert_same(with_alpha(0.1), with_alpha(0.1))
     with pytest.raises(SettingError, match="belongs to another run"):
-        run(0.9)
+        with_alpha(0.9)
 
 
-def test_names_are_stable_or_refused(tmp_path):
+def test_stable_names(tmp_path):
     name = stable_name(partial(mean_loss, scale=2.0))
     assert name == "test_checkpoint.mean_loss(scale=2.0)"
     assert stable_name(loss("iwelbo", "dreg").fn) != stable_name(loss("cubo", "dreg").fn)
     assert stable_name(partial(mean_loss, torch.ones(2))) != stable_name(partial(mean_loss, torch.zeros(2)))
-    assert stable_name((OwnBound(), RefinedBound(3))).endswith("RefinedBound(n_observations=3, n_steps=15)]")
+    assert stable_name((AmortisedBound(), RefinedBound(3))).endswith("RefinedBound(n_observations=3, n_steps=15)]")
     assert stable_name(None) == "None"
     for nameless in (lambda log_w: log_w, partial(lambda log_w: log_w), TRUE.log_joint, kill_after(1, 1), object()):
         with pytest.raises(SettingError, match="has no name that a checkpoint could know it by"):
             stable_name(nameless)
-    own = [member(replace(IWAE, theta=lambda log_w: -log_w.mean(0)))]
+    unnamed = [member(replace(IWAE, theta=lambda log_w: -log_w.mean(0)))]
     with pytest.raises(SettingError, match="or train without checkpoint"):
-        go(tmp_path, own)
+        run(tmp_path, unnamed)
     assert not list(tmp_path.iterdir())
-    go(None, own, replace(SETTINGS, epochs=1))
+    run(None, unnamed, replace(SETTINGS, epochs=1))
 
 
-def test_compiling_makes_no_other_run(tmp_path, monkeypatch):
-    (fit,) = go(tmp_path, [member()])
+def test_compiling_does_not_change_the_fingerprint(tmp_path, monkeypatch):
+    (fit,) = run(tmp_path, [member()])
     monkeypatch.setattr(Stack, "compile", lambda self: None)
-    assert_same(go(tmp_path, [member()], replace(SETTINGS, compile=True)), [fit])
+    assert_same(run(tmp_path, [member()], replace(SETTINGS, compile=True)), [fit])
 
 
-# ------------------------------------------------------------------------------------------- whole or not at all
-def test_dots_in_a_name_are_part_of_it(tmp_path):
+# ------------------------------------------------------------------------------------------------- files
+def test_dots_are_part_of_a_checkpoints_name(tmp_path):
     for name, value in (("run-0.1", 1.0), ("run-0.2", 2.0)):
         save_checkpoint(tmp_path / name, {"t": torch.tensor(value)}, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run-0.1.safetensors", "run-0.2.safetensors"]
@@ -273,42 +274,42 @@ def other_tensors(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncated, beheaded, emptied, other_tensors])
 def test_a_damaged_file_is_refused(damage, tmp_path):
-    go(tmp_path, [member()])
+    run(tmp_path, [member()])
     damage(tmp_path / "stack-0.safetensors")
     with pytest.raises(SettingError, match=r"stack-0.safetensors is no checkpoint of vaerdict .*; delete it"):
-        go(tmp_path, [member()])
+        run(tmp_path, [member()])
 
 
-def test_notes_without_a_fingerprint_are_foreign(tmp_path):
+def test_notes_without_a_fingerprint_are_refused(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "stack-0.safetensors", {"notes": "{}"})
     with pytest.raises(SettingError, match="belongs to another run"):
-        go(tmp_path, [member()])
+        run(tmp_path, [member()])
 
 
-def test_a_kill_while_writing_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    target, course = tmp_path / "a", {"course": {"epoch": 1}, "fingerprint": {"run": 1}}
-    save_checkpoint(target, {"t": torch.ones(3)}, course)
+def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
+    target, notes = tmp_path / "a", {"state": {"epoch": 1}, "fingerprint": {"run": 1}}
+    save_checkpoint(target, {"t": torch.ones(3)}, notes)
 
-    def dies_halfway(tensors, path, metadata) -> None:
+    def killed_halfway(tensors, path, metadata) -> None:
         Path(path).write_bytes(b"half a checkpoint")
         raise Killed
 
-    def dies_before_the_swap(source, destination) -> None:
+    def killed_before_replacing(source, destination) -> None:
         raise Killed
 
-    for where, how in (("safetensors.torch.save_file", dies_halfway), ("os.replace", dies_before_the_swap)):
+    for name, replacement in (("safetensors.torch.save_file", killed_halfway), ("os.replace", killed_before_replacing)):
         with monkeypatch.context() as patch:
-            patch.setattr(where, how)
+            patch.setattr(name, replacement)
             with pytest.raises(Killed):
-                save_checkpoint(target, {"t": torch.zeros(3)}, course)
+                save_checkpoint(target, {"t": torch.zeros(3)}, notes)
     assert torch.equal(load_file(tmp_path / "a.safetensors")["t"], torch.ones(3))
     loaded = load_checkpoint(target, {"run": 1})
     assert loaded is not None
-    assert loaded[1] == course
+    assert loaded[1] == notes
     assert load_checkpoint(tmp_path / "none", {"run": 1}) is None
 
 
-def test_digests_see_bits_shapes_and_types():
+def test_digests_depend_on_values_shapes_and_types():
     t = torch.arange(6.0)
     values = [[t], [t.reshape(2, 3)], [t.double()], [t[:3], t[3:]], [t.flip(0)], [t + 1e-6], [], [torch.tensor(1.0)]]
     assert len({digest(v) for v in values}) == len(values)

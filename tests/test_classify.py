@@ -1,4 +1,4 @@
-"""The selective classifier: scikit-learn's own checks, decisions, held-out choices, files."""
+"""The selective classifier: the checks of scikit-learn, decisions, choices on held-out labels, files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ import torch
 import vaerdict as vd
 from vaerdict import decisions, selective
 from vaerdict.core import DataError, SettingError
-from vaerdict.inference.semisupervised import fit_semisteps
-from vaerdict.noise import Iid, Shared, seeded
-from vaerdict.training.semibounds import rule
-from vaerdict.training.semistack import SemiSettings
+from vaerdict.inference.m1m2_steps import fit_m1m2_steps
+from vaerdict.noise import CommonRandomNumbers, Iid, seeded
+from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 
 pytest.importorskip("sklearn")
 
@@ -30,8 +29,8 @@ from sklearn.datasets import load_digits, make_blobs
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vaerdict.classify.estimator import threads
-from vaerdict.classify.labels import (
-    FEWEST_HELD_OUT,
+from vaerdict.classify.preprocessing import (
+    MIN_HELD_OUT,
     check_range,
     hold_out,
     likelihood_of,
@@ -57,7 +56,7 @@ def blobs(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def digits():
     """Rows and labels to fit, rows and digits to test: 150 labels, none of a nine."""
     X, digit = load_digits(return_X_y=True)
-    order = np.random.RandomState(0).permutation(len(X))  # they come writer by writer
+    order = np.random.RandomState(0).permutation(len(X))  # they are ordered by writer
     X, digit = X[order] / 16, digit[order]
     y = np.where(digit[:500] == 9, -1, digit[:500])
     y[200:] = -1
@@ -66,7 +65,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def reader(digits):
-    """All three steps at small size, with a free class."""
+    """A classifier fitted by all three steps at small size, with a free class."""
     return small(epochs=50, objectives=("VAE", "WW"), proposals=("CHI",), n_draws=200, n_free=1).fit(*digits[:2])
 
 
@@ -80,13 +79,13 @@ EXCEPTIONS = {"check_classifiers_classes": "its last case has labels -1 and 1, a
 
 
 @parametrize_with_checks([small(random_state=None)], expected_failed_checks=lambda _: EXCEPTIONS)
-def test_scikit_learn_accepts_it(estimator, check):
+def test_the_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)
 
 
 @pytest.mark.parametrize("dtype", [None, object])
 def test_classes_may_be_strings(dtype):
-    """The cases of the check above that do not call a class -1."""
+    """The cases of the check above without a class named -1."""
     X, code = blobs(30)
     y = np.array(["one", "two", "three"], dtype=dtype)[code]
     fitted = small().fit(X, y)
@@ -98,16 +97,16 @@ def test_classes_may_be_strings(dtype):
 @pytest.mark.parametrize(
     "y", [[0, -1, 3], [0.0, -1.0, 3.0], ["a", "", "b"], ["a", -1, "b"], np.array(["a", -1, "b"], dtype=object)]
 )
-def test_what_counts_as_unlabelled(y):
+def test_values_that_mark_unlabelled_rows(y):
     assert unlabelled(np.asarray(y)).tolist() == [False, True, False]
 
 
-def test_rows_without_a_label_are_no_class_and_do_not_count_in_the_score():
+def test_unlabelled_rows_form_no_class_and_are_ignored_by_the_score():
     X, y = blobs()
-    some = np.where(np.arange(60) < 30, y, -1)
-    fitted = small().fit(X, some)
+    half = np.where(np.arange(60) < 30, y, -1)
+    fitted = small().fit(X, half)
     assert fitted.classes_.tolist() == [0, 1, 2]
-    assert fitted.score(X, some) == np.mean(fitted.predict(X[:30]) == y[:30])
+    assert fitted.score(X, half) == np.mean(fitted.predict(X[:30]) == y[:30])
     with pytest.raises(DataError, match="none of 60 rows has a label"):
         small().fit(X, np.full(60, -1))
 
@@ -120,14 +119,14 @@ def test_labels_of_one_class_are_refused_unless_there_is_a_free_one():
     assert small(epochs=1, n_free=1).fit(X, signs).classes_.tolist() == [1]
 
 
-def test_settings_may_be_numbers_of_numpy():
+def test_settings_may_be_numpy_integers():
     X, y = blobs(30)
     names = {"epochs": 1, "n_draws": 30, "n_particles": 2, "batch_size": 16, "n_free": 1}
     by_numpy = small(**{name: np.arange(value, value + 1)[0] for name, value in names.items()}).fit(X, y)
     assert np.array_equal(by_numpy.decide(X).prob, small(**names).fit(X, y).decide(X).prob)
 
 
-def test_a_seed_decides_everything_and_another_one_differs():
+def test_results_depend_on_the_seed_only():
     X, y = blobs()
     one, same, other = (small(random_state=seed).fit(X, y).predict_proba(X) for seed in (1, 1, 2))
     assert np.array_equal(one, same)
@@ -135,7 +134,7 @@ def test_a_seed_decides_everything_and_another_one_differs():
 
 
 # ------------------------------------------------------------------------------------------------ decisions
-def test_digits_are_read_and_the_doubtful_rejected(digits, decided):
+def test_digits_are_classified_and_uncertain_ones_rejected(digits, decided):
     seen, right = digits[3] != 9, decided.label == digits[3]
     assert right[seen].mean() > 0.8
     accepted = decided.action != -1
@@ -145,32 +144,32 @@ def test_digits_are_read_and_the_doubtful_rejected(digits, decided):
     assert (~accepted[~seen]).mean() > (~accepted[seen]).mean()
 
 
-def test_every_row_carries_its_evidence(digits, decided):
+def test_every_row_has_its_evidence(digits, decided):
     n = len(digits[2])
     assert decided.prob.shape == (n, 9)
     np.testing.assert_allclose(decided.prob.sum(1), 1)
     for column in decided[4:10]:
         assert column.shape == (n,)
-    assert set(decided.rung) <= {"MIS", "REFINED"}
+    assert set(decided.stage) <= {"MIS", "REFINED"}
     assert set(decided.verdict) <= {0, 1, 2}
     assert (decided.verdict == vd.Verdict.OK).mean() > 0.8
     assert ((decided.free >= 0) & (decided.free <= 1)).all()
 
 
-def test_bayes_rule_with_a_free_class_decides(decided):
-    """The loss of naming a known class, or rejecting, when the class may be a free one."""
+def test_decisions_follow_bayes_rule_with_a_free_class(decided):
+    """The actions are the labelled classes and rejecting; the states include the free class."""
     full = torch.tensor(np.column_stack([decided.prob * (1 - decided.free)[:, None], decided.free]))
     loss = decisions.reject_loss(10, 0.1)[[*range(9), 10]]
     action = np.where(np.isinf(decided.score), 9, decisions.bayes_action(full, loss).numpy())
     assert np.array_equal(np.where(action == 9, -1, action), decided.action)
 
 
-def test_an_answer_does_not_depend_on_the_rows_it_is_asked_with(digits, reader, decided):
-    """To the last digits; refined at a kink of the decoder, within the tolerance of the Monte-Carlo error."""
-    rows = np.r_[np.flatnonzero(decided.rung == "MIS")[:2], np.flatnonzero(decided.rung == "REFINED")[:2]]
+def test_an_answer_does_not_depend_on_other_rows(digits, reader, decided):
+    """Up to rounding; for refined rows within the Monte-Carlo error, because of kinks of the decoder."""
+    rows = np.r_[np.flatnonzero(decided.stage == "MIS")[:2], np.flatnonzero(decided.stage == "REFINED")[:2]]
     assert len(rows) == 4
     part = reader.decide(digits[2][rows])
-    assert np.array_equal(part.rung, decided.rung[rows])
+    assert np.array_equal(part.stage, decided.stage[rows])
     np.testing.assert_allclose(part.prob[:2], decided.prob[rows[:2]], atol=1e-9)
     np.testing.assert_allclose(part.mcse[:2], decided.mcse[rows[:2]], atol=1e-9)
     np.testing.assert_allclose(part.prob[2:], decided.prob[rows[2:]], atol=0.02)
@@ -184,12 +183,12 @@ def test_choices_are_made_on_held_out_labels(digits, reader):
     assert list(reader.steps_.recognitions) == [reader.selection_[0].model, "CHI"]
     assert reader.agreement_.log_score == pytest.approx(reader.log_scores_["corrected"], abs=0.2)
     gain = reader.log_scores_["plugin"] - reader.log_scores_["corrected"]
-    assert reader.agreement_.plugin_gain == pytest.approx(gain, abs=0.2)  # on certified rows, these on all
+    assert reader.agreement_.plugin_gain == pytest.approx(gain, abs=0.2)  # one on certified rows, the other on all
 
 
 @pytest.fixture
 def half_refused(monkeypatch):
-    """A fitted classifier of which every other row is refused, by the verdict alone."""
+    """A fitted classifier for which every other row has the verdict REFUSE."""
 
     def fit(n: int, **settings):
         X, y = blobs(n)
@@ -197,8 +196,8 @@ def half_refused(monkeypatch):
         corrected = fitted._corrected
 
         def refusing(x):
-            found = corrected(x)
-            return replace(found, verdict=torch.where(torch.arange(len(x)) % 2 == 0, int(vd.Verdict.REFUSE), 0))
+            answer = corrected(x)
+            return replace(answer, verdict=torch.where(torch.arange(len(x)) % 2 == 0, int(vd.Verdict.REFUSE), 0))
 
         monkeypatch.setattr(fitted, "_corrected", refusing)
         return fitted.fit(X, y), X
@@ -206,7 +205,7 @@ def half_refused(monkeypatch):
     return fit
 
 
-def test_what_is_refused_is_rejected_however_sure(half_refused):
+def test_refused_rows_are_rejected_whatever_their_probability(half_refused):
     fitted, X = half_refused(30, estimator="corrected", cost=1.0)
     decided = fitted.decide(X)
     refused = decided.verdict == vd.Verdict.REFUSE
@@ -217,12 +216,12 @@ def test_what_is_refused_is_rejected_however_sure(half_refused):
     assert (fitted.decide(X).action == decided.label).all()
 
 
-def test_the_plugin_is_not_judged_by_weights_it_does_not_use(half_refused):
+def test_refused_weights_do_not_affect_the_plugin(half_refused):
     fitted, X = half_refused(30, estimator="plugin", cost=1.0)
     assert (fitted.decide(X).action != -1).all()
 
 
-def test_what_is_refused_counts_in_the_conformal_share(half_refused):
+def test_refused_rows_count_towards_the_conformal_share(half_refused):
     fitted, X = half_refused(110, alpha=0.6, estimator="corrected")
     decided = fitted.decide(X)
     assert (decided.action[decided.verdict == vd.Verdict.REFUSE] == -1).all()
@@ -233,7 +232,7 @@ def test_what_is_refused_counts_in_the_conformal_share(half_refused):
 
 
 @pytest.mark.parametrize("estimator", ["plugin", "corrected"])
-def test_an_estimate_can_be_asked_for(estimator):
+def test_the_estimator_can_be_fixed(estimator):
     X, y = blobs(30)
     fitted = small(estimator=estimator).fit(X, y)
     corrected = fitted.steps_.posterior(fitted._checked(X), 50, seed=fitted.seed_).prob
@@ -241,7 +240,7 @@ def test_an_estimate_can_be_asked_for(estimator):
     assert np.allclose(fitted.predict_proba(X), corrected) == (estimator == "corrected")
 
 
-@pytest.mark.parametrize("reject_by", ["error", "entropy", "free"])
+@pytest.mark.parametrize("reject_by", selective.REJECT_SCORES)
 def test_the_conformal_threshold_is_that_of_the_held_out_rows(reject_by):
     X, y = blobs(110)
     fitted = small(alpha=0.2, reject_by=reject_by, n_free=1).fit(X, y)
@@ -255,12 +254,14 @@ def test_the_conformal_threshold_is_that_of_the_held_out_rows(reject_by):
         np.testing.assert_allclose(held_out.score[trusted], held_out.free[trusted])
 
 
-def test_few_labels_leave_nothing_to_choose_by():
+def test_with_few_labels_nothing_is_held_out():
     X, y = blobs()
     fitted = small(objectives=("VAE", "WW"), proposals=("CHI",)).fit(X, y)
     assert (fitted.n_held_out_, fitted.estimator_, fitted.agreement_, fitted.selection_) == (0, "plugin", None, ())
     assert list(fitted.steps_.recognitions) == ["VAE"]
-    with pytest.raises(SettingError, match=r"alpha=0.1 needs 20 held-out labels or more, which a share of 0.2 of 60"):
+    with pytest.raises(
+        SettingError, match=r"alpha=0.1 needs at least 20 held-out labels, but held_out=0.2 of 60 labels"
+    ):
         small(alpha=0.1).fit(X, y)
 
 
@@ -268,11 +269,11 @@ def test_few_labels_leave_nothing_to_choose_by():
     ("settings", "message"),
     [
         ({"estimator": "best"}, "estimator='best' is unknown; choose one of auto, plugin, corrected"),
-        ({"reject_by": "max"}, "reject_by='max' is unknown"),
+        ({"reject_by": "max"}, "reject_by='max' is unknown; choose one of error, entropy, free"),
         ({"likelihood": "poisson"}, "likelihood='poisson' is unknown"),
         ({"cost": 2.0}, r"cost=2.0 must lie in \[0, 1\]"),
         ({"held_out": 1.0}, "held_out=1.0 between 0 and 1"),
-        ({"reject_by": "entropy"}, "reject_by='entropy' has no cost to go by; give alpha"),
+        ({"reject_by": "entropy"}, r"'entropy' \(entropy of .*\) cannot be compared with cost=; give alpha="),
         ({"reject_by": "free", "alpha": 0.1}, "give n_free=1 or more"),
         ({"n_free": -1}, "n_free=-1 must not be negative"),
         ({"alpha": 1.0}, "alpha=1.0 must lie strictly between 0 and 1"),
@@ -281,27 +282,27 @@ def test_few_labels_leave_nothing_to_choose_by():
         ({"image_shape": (3, 3)}, r"image_shape=\(3, 3\) does not hold"),
     ],
 )
-def test_settings_without_meaning_are_refused(settings, message):
+def test_settings_that_cannot_be_used_are_refused(settings, message):
     with pytest.raises(SettingError, match=message):
         small(**settings).fit(*blobs())
 
 
-def test_several_objectives_need_rows_to_choose_by(digits):
+def test_several_objectives_need_held_out_rows(digits):
     x, y = torch.tensor(digits[0][:20]).float(), torch.tensor(digits[1][:20])
     with pytest.raises(SettingError, match="2 objectives and 0 held-out rows"):
-        fit_semisteps(
+        fit_m1m2_steps(
             lambda generator: pytest.fail("no model is made"),
             x,
             torch.arange(20),
             y,
             x[:0],
-            objectives=[rule("VAE"), rule("WW")],
+            objectives=[semi_recipe("VAE"), semi_recipe("WW")],
             settings=SemiSettings(),
         )
 
 
 # ------------------------------------------------------------------------------------------------ rows
-def test_what_is_held_out_takes_no_part_in_training():
+def test_held_out_rows_are_not_trained_on():
     labelled, codes = np.arange(0, 300, 2), np.arange(150) % 5
     split = hold_out(400, labelled, codes, 0.2, np.random.RandomState(0))
     assert len(split.held_out) == 30
@@ -314,7 +315,7 @@ def test_what_is_held_out_takes_no_part_in_training():
     assert len(split.train) == 400 - 80
 
 
-def test_a_class_keeps_its_last_label():
+def test_the_last_label_of_a_class_is_not_held_out():
     codes = np.r_[np.zeros(200, int), 1]
     for seed in range(20):
         split = hold_out(201, np.arange(201), codes, 0.5, np.random.RandomState(seed))
@@ -322,14 +323,14 @@ def test_a_class_keeps_its_last_label():
         assert 1 not in split.held_out_codes
 
 
-def test_too_few_to_hold_out():
-    n = 5 * FEWEST_HELD_OUT
-    assert len(hold_out(n, np.arange(n), np.zeros(n, int), 0.2, np.random.RandomState(0)).held_out) == FEWEST_HELD_OUT
+def test_too_few_labels_are_not_held_out():
+    n = 5 * MIN_HELD_OUT
+    assert len(hold_out(n, np.arange(n), np.zeros(n, int), 0.2, np.random.RandomState(0)).held_out) == MIN_HELD_OUT
     none = hold_out(n, np.arange(n - 5), np.zeros(n - 5, int), 0.2, np.random.RandomState(0))
     assert (len(none.held_out), len(none.valid), len(none.train)) == (0, 0, n)
 
 
-def test_features_choose_their_likelihood():
+def test_the_likelihood_follows_from_the_range_of_the_features():
     X = np.array([[0.0, 0.5], [1.0, 0.5]])
     assert likelihood_of(X) == "bernoulli"
     assert likelihood_of(X - 0.1) == "gaussian"
@@ -343,24 +344,26 @@ def test_features_choose_their_likelihood():
 
 
 @pytest.mark.parametrize("constant", [0.1, -1234.567, 1e-9, 0.0])
-def test_rounding_is_no_spread(constant):
-    """The standard deviation of a constant is not quite zero: divided by it, the last digits would decide."""
+def test_rounding_does_not_count_as_spread(constant):
+    """The standard deviation of a computed constant is not exactly zero and must not be divided by."""
     X = np.c_[np.full(1000, constant), np.linspace(-1, 1, 1000), constant + 1e-9 * np.arange(1000)]
     X[::7, 0] = np.nextafter(constant, 1)
     center, spread = scaling(X, "gaussian")
     assert spread[0] == 1
     assert center[0] == pytest.approx(constant)
-    np.testing.assert_allclose(spread[1:], X[:, 1:].std(0))  # what varies, however little, is standardised
+    np.testing.assert_allclose(
+        spread[1:], X[:, 1:].std(0)
+    )  # features that vary are standardised, however little they vary
 
 
-def test_a_constant_feature_decides_nothing():
+def test_a_constant_feature_has_no_effect():
     X, y = blobs(30)
     fitted = small(n_draws=30).fit(np.c_[X, np.full(30, 0.1)], y)
     moved = fitted.predict_proba(np.c_[X, np.full(30, 0.1000001)])
     np.testing.assert_allclose(moved, fitted.predict_proba(np.c_[X, np.full(30, 0.1)]), atol=1e-4)
 
 
-def test_features_must_keep_to_the_range_of_their_likelihood():
+def test_features_outside_the_range_of_the_likelihood_are_refused():
     X, y = blobs(30)
     X = (X - X.min()) / np.ptp(X)
     fitted = small(epochs=1).fit(X, y)
@@ -379,22 +382,22 @@ def test_features_must_keep_to_the_range_of_their_likelihood():
         ([1, 2], "none", "O", [1, "none"]),
     ],
 )
-def test_the_reject_label_finds_its_place(label, reject, kind, expected):
+def test_the_reject_label_may_have_another_type(label, reject, kind, expected):
     action = with_rejects(np.array(label), np.array([False, True]), reject)
     assert action.dtype.kind == kind
     assert action.tolist() == expected
 
 
-def test_images_may_be_convolved_and_shifted(digits):
+def test_images_are_convolved_and_shifted(digits):
     X, y, _, _ = digits
     fitted = small(epochs=3, image_shape=(8, 8), shifts=1).fit(X[:90], y[:90])
-    assert type(fitted.steps_.own.encoder).__name__ == "CNN"
+    assert type(fitted.steps_.recognition.encoder).__name__ == "CNN"
     assert fitted.likelihood_ == "bernoulli"
     assert fitted.predict_proba(X[:5]).shape == (5, 9)
 
 
-def test_shared_noise_is_the_same_for_every_observation_and_fresh_for_every_particle():
-    shared, plain = Shared((seeded(0),)), Iid((seeded(0),))
+def test_shared_noise_is_the_same_for_all_observations_and_differs_between_particles():
+    shared, plain = CommonRandomNumbers((seeded(0),)), Iid((seeded(0),))
     like = torch.zeros(1, dtype=torch.double)
     eps = shared.normal(6, (3, 2), 4, like=like)
     assert eps.shape == (6, 3, 2, 4)
@@ -407,7 +410,7 @@ def test_shared_noise_is_the_same_for_every_observation_and_fresh_for_every_part
 
 
 @pytest.mark.parametrize(("n_jobs", "inside"), [(None, 1), (2, 2), (-1, os.cpu_count())])
-def test_threads_are_what_was_asked_for_and_then_as_before(n_jobs, inside):
+def test_the_number_of_threads_is_set_and_restored(n_jobs, inside):
     before = torch.get_num_threads()
     with threads(n_jobs):
         assert torch.get_num_threads() == inside
@@ -434,25 +437,27 @@ def test_a_saved_classifier_is_the_same_classifier(digits, reader, decided, tmp_
     assert again.get_params() == reader.get_params()
 
 
-def test_names_with_dots_are_files_of_their_own(reader, tmp_path):
+def test_file_names_may_contain_dots(reader, tmp_path):
     paths = [reader.save(tmp_path / name) for name in ("reader-0.1", "reader-0.2")]
     assert [path.name for path in paths] == ["reader-0.1.safetensors", "reader-0.2.safetensors"]
     assert all(path.exists() for path in paths)
     assert vd.SelectiveClassifier.load(tmp_path / "reader-0.1").seed_ == reader.seed_
 
 
-def test_what_was_fitted_on_a_gpu_is_read_where_there_is_none(digits, reader, decided, tmp_path, monkeypatch, caplog):
+def test_a_classifier_fitted_on_a_gpu_is_read_onto_the_cpu_without_one(
+    digits, reader, decided, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = write(copy.copy(reader).set_params(device="cuda"), tmp_path / "reader")
     again = vd.SelectiveClassifier.load(path)
     assert again.device == "cpu"
-    assert "fitted on cuda, which is not here" in caplog.text
+    assert "fitted on cuda, which is not available" in caplog.text
     assert np.array_equal(again.predict_proba(digits[2]), reader.predict_proba(digits[2]))
     assert vd.SelectiveClassifier.load(path, device="cpu").device == "cpu"
-    assert caplog.text.count("not here") == 1
+    assert caplog.text.count("not available") == 1
 
 
-def test_string_classes_and_feature_names_are_kept(tmp_path):
+def test_string_classes_and_feature_names_are_saved(tmp_path):
     pandas = pytest.importorskip("pandas")
     X, code = blobs(40)
     X = pandas.DataFrame(X, columns=["height", "weight"])
@@ -466,7 +471,7 @@ def test_string_classes_and_feature_names_are_kept(tmp_path):
 def test_the_file_holds_tensors_and_text_only(reader, tmp_path):
     raw = reader.save(tmp_path / "reader").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert json.loads(header.pop("__metadata__")["notes"])["format"] == "vaerdict selective classifier 1"
+    assert json.loads(header.pop("__metadata__")["notes"])["format"] == "vaerdict selective classifier 2"
     assert {entry["dtype"] for entry in header.values()} <= {"F64", "F32"}
 
 
@@ -477,18 +482,18 @@ def test_other_files_are_refused(reader, tmp_path):
     with pytest.raises(SettingError, match="is no checkpoint of vaerdict"):
         vd.SelectiveClassifier.load(tmp_path / "text")
     save_checkpoint(tmp_path / "other", {"a": torch.zeros(1)}, {"format": "other"})
-    with pytest.raises(SettingError, match="holds 'other', not 'vaerdict selective classifier 1'"):
+    with pytest.raises(SettingError, match="holds 'other', not 'vaerdict selective classifier 2'"):
         vd.SelectiveClassifier.load(tmp_path / "other")
 
 
-def test_what_is_no_number_or_string_cannot_be_saved(tmp_path):
+def test_only_numbers_and_strings_can_be_saved(tmp_path):
     X, y = blobs(30)
     with pytest.raises(SettingError, match="only numbers and strings can be saved"):
         small(epochs=1, reject_label=1j).fit(X, y).save(tmp_path / "complex")
 
 
 # ------------------------------------------------------------------------------------------------ around it
-def test_without_scikit_learn_it_says_what_to_install():
+def test_without_scikit_learn_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['sklearn'] = None\n"
         "import vaerdict\n"
@@ -499,7 +504,7 @@ def test_without_scikit_learn_it_says_what_to_install():
     assert "pip install vaerdict[sklearn]" in done.stdout
 
 
-def test_a_name_that_is_not_there_is_said_to_be_missing():
+def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'vaerdict' has no attribute 'SelectiveClasifier'"):
         vd.SelectiveClasifier  # noqa: B018
 

@@ -1,4 +1,4 @@
-"""One contract for every model, proposal and legal objective: what fits the protocols must work together."""
+"""One contract for every model, proposal and objective: everything that implements the protocols works together."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch.distributions import Independent
 from torch.distributions import Normal as TorchNormal
 
 from vaerdict import core
-from vaerdict.flows import SplineFlow
 from vaerdict.inference import posterior
 from vaerdict.models.ppca import PPCA, LambdaPPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import iwelbo_loss, legal_pairs, loss
-from vaerdict.proposals import Family, Mixture, Normal, Prior, Student, Trainable, defensive
+from vaerdict.proposals import Family, Mixture, Normal, Prior, SplineFlow, Student, Trainable, defensive
 from vaerdict.training import Member, Recipe, Settings, train
 
 WEIGHT = torch.randn(4, 2, generator=seeded(0))
 
 
-class Own(nn.Module):
-    """A user's module with what the protocol asks for and `prepare`, and nothing else."""
+class UserModel(nn.Module):
+    """A user's module with the methods of the protocol and `prepare`, and nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Own(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "PPCA": lambda: PPCA(WEIGHT, 1.0),
     "LambdaPPCA": lambda: LambdaPPCA(WEIGHT, 0.3),
-    "own": Own,
+    "user": UserModel,
 }
 FAMILIES: dict[str, Family] = {
     "normal": Normal(),
@@ -52,10 +51,10 @@ FAMILIES: dict[str, Family] = {
     "flow": SplineFlow(transforms=1),
 }
 X = PPCA(WEIGHT, 0.7).simulate(24, generator=seeded(1))[0]
-BRIEF = Settings(n_particles=3, epochs=1, batch_size=12, patience=None, score_particles=2)
+ONE_EPOCH = Settings(n_particles=3, epochs=1, batch_size=12, patience=None, score_particles=2)
 
 
-def made(family: str, seed: int = 0) -> Trainable:
+def new_proposal(family: str, seed: int = 0) -> Trainable:
     return FAMILIES[family].make(X, 2, hidden=(4,), generator=seeded(seed))
 
 
@@ -63,8 +62,9 @@ def proposal(name: str, model: core.Model) -> core.Proposal:
     if name == "prior":
         return Prior(model.prior)
     if name == "mixture":
-        return defensive({"a": made("normal"), "b": made("student-full"), "c": made("flow")}, model.prior, 0.2)
-    return made(name)
+        families = {"a": "normal", "b": "student-full", "c": "flow"}
+        return defensive({key: new_proposal(name) for key, name in families.items()}, model.prior, 0.2)
+    return new_proposal(name)
 
 
 @pytest.fixture(params=MODELS)
@@ -74,12 +74,12 @@ def model(request) -> nn.Module:
 
 def test_models_fit_the_protocol(model):
     assert isinstance(model, core.Model)
-    assert isinstance(model.prior, core.Prior)
+    assert isinstance(model.prior, core.PriorDistribution)
     z = torch.randn(3, 24, 2, generator=seeded(2))
     assert model.log_joint(core.prepared(model, X), z).shape == (3, 24)
-    many = torch.stack([X, X])
-    twice = model.log_joint(core.prepared(model, many), z.unsqueeze(1).expand(3, 2, 24, 2))
-    torch.testing.assert_close(twice[:, 1], model.log_joint(core.prepared(model, X), z))
+    stacked = torch.stack([X, X])
+    log_p = model.log_joint(core.prepared(model, stacked), z.unsqueeze(1).expand(3, 2, 24, 2))
+    torch.testing.assert_close(log_p[:, 1], model.log_joint(core.prepared(model, X), z))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "prior", "mixture"])
@@ -94,19 +94,19 @@ def test_proposals_fit_the_protocol_and_serve_every_model(model, name):
     assert torch.equal(again.z, z)
     assert torch.equal(again.log_q, log_q)
     assert not torch.equal(other.z, z)
-    answer = posterior(model, X, q, 30, generator=seeded(3))
-    assert torch.equal(answer.z, z)
-    torch.testing.assert_close(answer.log_w, model.log_joint(core.prepared(model, X), z) - log_q)
-    assert answer.expect(lambda z: z).value.shape == (24, 2)
-    assert (len(answer.names) > 1) == isinstance(q, Mixture)
+    sample = posterior(model, X, q, 30, generator=seeded(3))
+    assert torch.equal(sample.z, z)
+    torch.testing.assert_close(sample.log_w, model.log_joint(core.prepared(model, X), z) - log_q)
+    assert sample.expect(lambda z: z).value.shape == (24, 2)
+    assert (len(sample.names) > 1) == isinstance(q, Mixture)
 
 
 @pytest.mark.parametrize("pair", legal_pairs(), ids="-".join)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_legal_objective_trains_every_family_for_every_model(model, family, pair):
+def test_every_valid_objective_trains_every_family_for_every_model(model, family, pair):
     phi = loss(*pair, alpha=0.5 if pair[0] == "vr_iwelbo" else None)
-    q = made(family)
-    (fit,) = train([Member(model, q, Recipe("X", iwelbo_loss, phi), 0)], X, X[:6], BRIEF)
+    q = new_proposal(family)
+    (fit,) = train([Member(model, q, Recipe("X", iwelbo_loss, phi), 0)], X, X[:6], ONE_EPOCH)
     assert isinstance(fit.proposal, type(q))
     ((epoch, bound),) = fit.history
     assert epoch == 1

@@ -18,16 +18,16 @@ class Pair(NamedTuple):
     u: Tensor
 
 
-def test_log_mean_exp_and_log_normalise_stay_in_log_space():
-    far = torch.tensor([[-900.0, 1e4], [-900.0, 1e4]])
-    assert torch.equal(core.log_mean_exp(far), torch.tensor([-900.0, 1e4]))
-    assert torch.equal(core.log_normalise(far).exp(), torch.full((2, 2), 0.5))
+def test_log_mean_exp_and_log_normalise_work_in_log_space():
+    extreme = torch.tensor([[-900.0, 1e4], [-900.0, 1e4]])
+    assert torch.equal(core.log_mean_exp(extreme), torch.tensor([-900.0, 1e4]))
+    assert torch.equal(core.log_normalise(extreme).exp(), torch.full((2, 2), 0.5))
     log_w = torch.tensor([[0.0], [1.0], [-2.0]], dtype=torch.double)
     torch.testing.assert_close(core.log_mean_exp(log_w), log_w.exp().mean(0).log())
     torch.testing.assert_close(core.log_mean_exp(log_w.mT, dim=1), log_w.exp().mean(0).log())
 
 
-def test_good_log_weights_are_returned_untouched():
+def test_usable_log_weights_are_returned_unchanged():
     log_w = torch.tensor([[0.0, -torch.inf], [-torch.inf, 3.0]])
     assert core.check_log_weights(log_w) is log_w
 
@@ -47,7 +47,7 @@ def test_good_log_weights_are_returned_untouched():
         (torch.full((4, 3, 4), torch.nan), WeightError, r"0 are .inf \(at \(0, 0\), \(0, 1\), .*\(1, 0\), \.\.\.\)"),
     ],
 )
-def test_bad_log_weights_are_refused_with_a_count(log_w, error, message):
+def test_unusable_log_weights_raise_with_a_count(log_w, error, message):
     with pytest.raises(error, match=message):
         core.check_log_weights(log_w)
 
@@ -57,7 +57,7 @@ def test_counts_must_be_positive_whole_numbers(k):
     with pytest.raises(SettingError, match=r"n_draws=.* must be a whole number of at least 1"):
         core.check_count(k, name="n_draws")
     assert core.check_count(3) == 3
-    count = core.check_count(np.int64(3))  # as numpy hands them out
+    count = core.check_count(np.int64(3))  # NumPy integers
     assert (count, type(count)) == (3, int)
 
 
@@ -70,13 +70,13 @@ def test_counts_must_be_positive_whole_numbers(k):
         (torch.tensor([[1.0, torch.nan], [torch.inf, 0.0]]), DataError, "2 non-finite values of 4; remove or impute"),
     ],
 )
-def test_bad_observations_are_refused(x, error, message):
+def test_unusable_observations_raise(x, error, message):
     with pytest.raises(error, match=message):
         core.check_observations(x)
 
 
-def test_good_observations_are_returned_untouched():
-    x = torch.tensor([[1.0, 2.0], [1.0, 3.0]])  # the first column is constant, which harms nobody
+def test_usable_observations_are_returned_unchanged():
+    x = torch.tensor([[1.0, 2.0], [1.0, 3.0]])  # a constant column is allowed
     assert core.check_observations(x) is x
 
 
@@ -93,7 +93,7 @@ def test_observations_have_the_floating_point_type_of_the_module():
         assert core.check_dtype(x, module) is x
 
 
-def test_counts_become_floating_point_and_the_rest_stays():
+def test_integers_become_floating_point():
     x = torch.tensor([[1.5]], dtype=torch.double)
     assert core.floating(x) is x
     assert core.floating(torch.tensor([[3]])).dtype == torch.get_default_dtype()
@@ -122,8 +122,8 @@ def test_broadcast_helpers():
 def test_models_proposals_and_priors_are_recognised():
     model = PPCA(torch.eye(3, 2), 1.0)
     assert isinstance(model, core.Model)
-    assert isinstance(model.prior, core.Prior)
-    assert isinstance(torch.distributions.Normal(0.0, 1.0), core.Prior)
+    assert isinstance(model.prior, core.PriorDistribution)
+    assert isinstance(torch.distributions.Normal(0.0, 1.0), core.PriorDistribution)
     assert isinstance(StandardNormal(2), core.Proposal)
     assert not isinstance(torch.nn.Identity(), core.Model)
 
@@ -138,7 +138,7 @@ def test_prepared_calls_prepare_where_it_is_offered():
     assert core.prepared(Model(), x)[1].tolist() == [3, 3]  # type: ignore[arg-type]
 
 
-def test_every_error_is_a_vaerdict_error_and_the_silent_listener_says_nothing():
+def test_every_error_is_a_vaerdict_error_and_the_default_progress_is_silent():
     for error in (ShapeError, WeightError, DataError, SettingError, core.DivergenceError):
         assert issubclass(error, core.VaerdictError)
     assert core.silent(1, 2, "steps") is None
@@ -148,43 +148,43 @@ def test_every_error_is_a_vaerdict_error_and_the_silent_listener_says_nothing():
     ("log_p", "log_q", "z", "message"),
     [
         (torch.zeros(()), (5, 3), (5, 3, 2), r"log_joint returned shape \(\) for latents of shape \(5, 3, 2\)"),
-        (torch.zeros(5, 3, 2), (5, 3), (5, 3, 2), r"must return one number a particle and observation, shape \(5, 3\)"),
+        (torch.zeros(5, 3, 2), (5, 3), (5, 3, 2), r"one number per particle and observation, shape \(5, 3\)"),
         (0.0, (5, 3), (5, 3, 2), "log_joint returned a float"),
-        (torch.zeros(5, 3), (5,), (5, 3, 2), r"should get log q\(z \| x\) of shape \(5, 3\), not \(5,\)"),
+        (torch.zeros(5, 3), (5,), (5, 3, 2), r"need log q\(z \| x\) of shape \(5, 3\), not \(5,\)"),
     ],
 )
-def test_log_densities_that_would_broadcast_are_refused(log_p, log_q, z, message):
+def test_log_densities_that_would_broadcast_raise(log_p, log_q, z, message):
     with pytest.raises(ShapeError, match=message):
         core.check_log_joint(log_p, torch.zeros(log_q), torch.zeros(z))
 
 
-def test_log_densities_of_a_named_tuple_are_those_of_log_q():
+def test_log_densities_of_a_named_tuple_have_the_shape_of_log_q():
     pair, log_p = Pair(torch.zeros(5, 3, 2), torch.zeros(5, 3, 1)), torch.zeros(5, 3)
     assert core.check_log_joint(log_p, log_p, pair) is log_p
     with pytest.raises(ShapeError, match="for latents Pair"):
         core.check_log_joint(log_p.sum(), log_p, pair)
 
 
-def test_modules_are_evaluated_and_put_back_wherever_they_are_held():
-    class Holder:
+def test_modules_are_in_evaluation_mode_inside_the_context_and_restored():
+    class Owner:
         def __init__(self) -> None:
-            self.net, self.rest = torch.nn.Dropout(), {"q": torch.nn.Dropout()}
+            self.net, self.others = torch.nn.Dropout(), {"q": torch.nn.Dropout()}
 
-    held, still = Holder(), torch.nn.Dropout().eval()
-    stack = torch.nn.Sequential(torch.nn.Dropout(), still)
-    modules = [held.net, held.rest["q"], stack, stack[0]]
-    with core.evaluating({"a": held}, stack, None, 3):
+    owner, frozen = Owner(), torch.nn.Dropout().eval()
+    stack = torch.nn.Sequential(torch.nn.Dropout(), frozen)
+    modules = [owner.net, owner.others["q"], stack, stack[0]]
+    with core.evaluating({"a": owner}, stack, None, 3):
         assert not any(m.training for m in modules)
     assert all(m.training for m in modules)
-    assert not still.training
+    assert not frozen.training
     with pytest.raises(ZeroDivisionError), core.evaluating(stack):
         _ = 1 / 0
     assert stack.training
 
 
-def test_saved_bytes_count_each_piece_of_memory_once():
+def test_saved_bytes_count_each_storage_once():
     x = torch.zeros(10, requires_grad=True)
     assert core.saved_bytes(lambda: x + 1) == 0
     assert core.saved_bytes(lambda: x.exp()) == 40
-    assert core.saved_bytes(lambda: x * x) == 40  # two factors in one place
-    assert core.saved_bytes(lambda: x.exp() * x.exp()) == 80  # each output, a factor too, once
+    assert core.saved_bytes(lambda: x * x) == 40  # two factors with one storage
+    assert core.saved_bytes(lambda: x.exp() * x.exp()) == 80  # two outputs, which are also factors

@@ -1,3 +1,5 @@
+"""The model of counts: its density, stacks, initial values, proposals and evidence."""
+
 from __future__ import annotations
 
 import copy
@@ -14,8 +16,8 @@ from vaerdict.datasets import released
 from vaerdict.likelihoods import CountLikelihood, NegativeBinomial, Poisson, ZeroInflated
 from vaerdict.models.counts import CountModel, moments
 from vaerdict.networks import LogNormalised, stack
-from vaerdict.noise import seeded
-from vaerdict.proposals import Normal, OfCounts, Student, Viewed
+from vaerdict.noise import Iid, seeded
+from vaerdict.proposals import Normal, OfCounts, Preprocessed, Student
 from vaerdict.training import refined_evidence
 
 LIKELIHOODS: list[CountLikelihood] = [Poisson(), NegativeBinomial(), ZeroInflated(), ZeroInflated(per_cell=True)]
@@ -25,7 +27,7 @@ GENES, D, K = 12, 3, 4
 def counts(n: int = 20, seed: int = 0) -> Tensor:
     g = seeded(seed)
     x = torch.poisson(4 * torch.rand(n, GENES, generator=g, dtype=torch.double), generator=g)
-    x[:, 0] += 1  # no cell is empty
+    x[:, 0] += 1  # no cell is without counts
     return x
 
 
@@ -57,8 +59,8 @@ def test_log_joint_is_prior_times_likelihood(likelihood):
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @torch.no_grad()
-def test_single_precision_keeps_what_no_latent_moves(likelihood):
-    """Differences of large gamma functions, summed over genes: right to the rounding of the sum."""
+def test_the_fixed_part_is_exact_in_single_precision(likelihood):
+    """Differences of large gamma functions, summed over genes, are exact to the rounding of the sum."""
     g = seeded(0)
     x = torch.poisson(5 * torch.exp(torch.randn(20, 2000, generator=g) - 0.5), generator=g)
     single = CountModel.start(x, D, generator=g, likelihood=likelihood, hidden=(8,))
@@ -69,18 +71,18 @@ def test_single_precision_keeps_what_no_latent_moves(likelihood):
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
-def test_it_is_a_model_whose_batch_may_have_any_axes(likelihood):
+def test_batches_may_have_any_number_of_axes(likelihood):
     x, z = counts(), latents(20)
     m = model(likelihood, x)
     assert isinstance(m, core.Model)
-    assert isinstance(m.prior, core.Prior)
+    assert isinstance(m.prior, core.PriorDistribution)
     twice = m.log_joint(core.prepared(m, torch.stack([x, x])), z.unsqueeze(1).expand(K, 2, 20, D))
     torch.testing.assert_close(twice[:, 1], m.log_joint(x, z))
     torch.testing.assert_close(m.log_joint(x[0], z[:, 0]), m.log_joint(x, z)[:, 0])
 
 
 def test_the_library_enters_by_its_logarithm():
-    """The mean of a count is library times proportion: scipy's probability of it, written out."""
+    """The mean of a count is library times proportion: compared with scipy's negative binomial."""
     x, z = counts(), latents(20)
     m = model(NegativeBinomial(), x)
     mean = x.sum(-1, keepdim=True) * m.expression(z)
@@ -89,7 +91,7 @@ def test_the_library_enters_by_its_logarithm():
     torch.testing.assert_close(m.log_joint(x, z).detach(), log_lik + m.prior.log_prob(z), rtol=1e-6, atol=1e-6)
 
 
-def test_a_zero_inflated_model_can_make_up_for_what_was_dropped_from_the_library():
+def test_the_library_shift_of_a_zero_inflated_model():
     x, z = counts(), latents(20)
     m = model(ZeroInflated(), x)
     before = m.conditional(x, z).log_mean
@@ -106,14 +108,14 @@ def test_gradients_reach_every_parameter_and_z(likelihood):
     assert all(g.abs().max() > 0 for g in gradients)
 
 
-def test_expression_is_a_proportion():
+def test_expression_sums_to_one():
     x, z = counts(), latents(20)
     m = model(NegativeBinomial(), x)
     torch.testing.assert_close(m.expression(z).sum(-1), torch.ones(K, 20).double())
     torch.testing.assert_close(m.log_expression(z).exp(), m.expression(z))
 
 
-def test_counts_like_the_observed_can_be_drawn():
+def test_sampled_counts():
     x, z = counts(200), latents(200)
     m = model(NegativeBinomial(), x)
     drawn = m.sample(x, z, generator=seeded(3))
@@ -124,7 +126,7 @@ def test_counts_like_the_observed_can_be_drawn():
 
 
 # ------------------------------------------------------------------------------------------------------ batches
-def test_the_decoder_sees_the_batch_of_a_cell():
+def test_the_density_depends_on_the_batch():
     x = with_batches(counts(), 2)
     m, z = model(NegativeBinomial(), x, n_batches=2), latents(20)
     assert m.n_genes == GENES
@@ -134,7 +136,7 @@ def test_the_decoder_sees_the_batch_of_a_cell():
     assert torch.equal(m.log_expression(z, x[:, GENES:]), m.log_expression(z, other[:, GENES:].flip(-1)))
 
 
-def test_expression_of_no_batch_is_the_mean_over_batches():
+def test_expression_without_a_batch_is_the_mean_over_batches():
     x = with_batches(counts(), 2)
     m, z = model(NegativeBinomial(), x, n_batches=2), latents(20)
     each = [m.expression(z, one.expand(20, 2)) for one in torch.eye(2).double()]
@@ -142,51 +144,53 @@ def test_expression_of_no_batch_is_the_mean_over_batches():
     assert not torch.isclose(each[0], each[1]).all()
 
 
-# -------------------------------------------------------------------------------------------------- side by side
+# -------------------------------------------------------------------------------------------------- stacks
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.parametrize("n_batches", [0, 2])
-def test_a_stack_is_its_members_side_by_side(likelihood, n_batches):
+def test_a_stack_agrees_with_its_members(likelihood, n_batches):
     xs = [counts(seed=s) if n_batches == 0 else with_batches(counts(seed=s), n_batches) for s in range(3)]
     members = [model(likelihood, x, seed=i, n_batches=n_batches) for i, x in enumerate(xs)]
-    with torch.no_grad():  # gene-wise parameters that differ more than moments do
+    with torch.no_grad():  # larger differences between members than those of their moments
         for i, m in enumerate(members):
             for p in m.parameters():
                 p += 0.1 * i
-    together, x, z = stack(members), torch.stack(xs), latents(3, 20)
-    log_p = together.log_joint(x, z)
-    expression = together.expression(z)
+    stacked, x, z = stack(members), torch.stack(xs), latents(3, 20)
+    log_p = stacked.log_joint(x, z)
+    expression = stacked.expression(z)
     assert log_p.shape == (K, 3, 20)
     for i, m in enumerate(members):
         torch.testing.assert_close(log_p[:, i], m.log_joint(xs[i], z[:, i]))
         torch.testing.assert_close(expression[:, i], m.expression(z[:, i]))
 
 
-# ------------------------------------------------------------------------------------------------------- starts
-def test_moments_find_the_dispersion_and_the_shares():
+# ------------------------------------------------------------------------------------------------------- initial values
+def test_moment_estimates_of_dispersions_and_proportions():
     g = seeded(4)
     r, mean = torch.tensor([1.0, 5.0, 20.0]), torch.tensor([20.0, 40.0, 100.0])
     rate = torch._standard_gamma((r * torch.ones(20_000, 1)), generator=g) / r * mean
-    rest = torch.full((20_000, 1), 5000.0)  # keeps library sizes alike
+    rest = torch.full((20_000, 1), 5000.0)  # keeps library sizes equal
     x = torch.cat([torch.poisson(rate, generator=g), rest], -1)
-    found = moments(x, inflated=False)
-    torch.testing.assert_close(found.log_dispersion[:3].exp().float(), r, rtol=0.1, atol=0)
-    torch.testing.assert_close(found.log_share.exp()[:3].float(), mean / (5000 + mean.sum()), rtol=0.05, atol=0)
-
-
-def test_moments_tell_dropped_zeros_from_rare_genes():
-    data = released(0, n_cells=2000)
-    found = moments(data.counts, inflated=True)
+    estimates = moments(x, inflated=False)
+    torch.testing.assert_close(estimates.log_dispersion[:3].exp().float(), r, rtol=0.1, atol=0)
     torch.testing.assert_close(
-        torch.sigmoid(found.zero_logit), torch.full_like(found.zero_logit, 0.3), rtol=0, atol=0.05
+        estimates.log_proportion.exp()[:3].float(), mean / (5000 + mean.sum()), rtol=0.05, atol=0
     )
-    assert found.library_shift.item() == pytest.approx(-math.log(0.7), abs=0.02)
+
+
+def test_moments_distinguish_dropped_counts_from_rare_genes():
+    data = released(0, n_cells=2000)
+    estimates = moments(data.counts, inflated=True)
+    torch.testing.assert_close(
+        torch.sigmoid(estimates.zero_logit), torch.full_like(estimates.zero_logit, 0.3), rtol=0, atol=0.05
+    )
+    assert estimates.library_shift.item() == pytest.approx(-math.log(0.7), abs=0.02)
     g = seeded(5)
     rare = torch.poisson(torch.full((5000, 4), 0.2), generator=g)
     rare[:, 0] = 50
     assert torch.sigmoid(moments(rare, inflated=True).zero_logit).max() < 0.25  # 82 % of the others are zero
 
 
-def test_a_gene_never_seen_starts_finite():
+def test_a_gene_without_counts_has_finite_initial_values():
     x = counts()
     x[:, 3] = 0
     for likelihood in LIKELIHOODS:
@@ -195,20 +199,20 @@ def test_a_gene_never_seen_starts_finite():
         assert m.log_joint(x, latents(20)).isfinite().all()
 
 
-def test_a_start_by_moments_is_a_good_one():
-    """Before any training, at z = 0, the start is nats a cell better than unit dispersions or even shares."""
+def test_moments_are_good_initial_values():
+    """At z = 0 the untrained model is better by nats per cell than with unit dispersions or equal proportions."""
     x = torch.poisson(released(0, n_cells=200).rate, generator=seeded(0))
-    started = CountModel.start(x, 2, generator=seeded(0))
-    plain = CountModel(started.decoder, 2, x.shape[-1])
+    model = CountModel.start(x, 2, generator=seeded(0))
+    unit_dispersions = CountModel(model.decoder, 2, x.shape[-1])
     z = torch.zeros(1, 200, 2)
-    good = started.log_joint(x, z).mean()
-    assert plain.log_joint(x, z).mean() < good - 10
+    log_joint = model.log_joint(x, z).mean()
+    assert unit_dispersions.log_joint(x, z).mean() < log_joint - 10
     with torch.no_grad():
-        started.decoder.layers[-1].bias.zero_()
-    assert started.log_joint(x, z).mean() < good - 10
+        model.decoder.layers[-1].bias.zero_()
+    assert model.log_joint(x, z).mean() < log_joint - 10
 
 
-def test_gene_wise_parameters_learn_faster():
+def test_gene_wise_parameters_have_larger_learning_rates():
     m = model(ZeroInflated(), counts())
     named = dict(m.named_parameters())
     assert set(m.rates) <= set(named)
@@ -224,7 +228,7 @@ def test_cells_without_counts_are_refused():
         m.prepare(x)
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_numbers_of_columns_and_latents_are_refused():
     x = counts()
     m = model(NegativeBinomial(), x)
     with pytest.raises(ShapeError, match="11 columns, the model 12 genes"):
@@ -234,54 +238,49 @@ def test_what_does_not_fit_is_refused():
 
 
 # ---------------------------------------------------------------------------------------------------- proposals
-def test_encoders_see_logarithms_of_normalised_counts():
+def test_encoders_take_logarithms_of_normalised_counts():
     x = counts()
     view = LogNormalised(GENES, x.sum(-1).median())
     expected = torch.log1p(x / x.sum(-1, keepdim=True) * x.sum(-1).median())
     torch.testing.assert_close(view(x), expected)
-    torch.testing.assert_close(view(5 * x), expected)  # depth is not seen
+    torch.testing.assert_close(view(5 * x), expected)  # depth has no effect
     both = with_batches(x, 2)
     assert torch.equal(view(both)[:, GENES:], both[:, GENES:])
 
 
 @pytest.mark.parametrize("family", [Normal(), Normal(full=True), Student(), Student(full=True, learn_df=True)])
-def test_families_of_counts_are_the_families_on_the_view(family):
+def test_families_of_counts_are_the_families_on_normalised_counts(family):
     x = counts()
     q = OfCounts(family).make(x, D, hidden=(8,), generator=seeded(0))
-    assert isinstance(q, Viewed)
+    assert isinstance(q, Preprocessed)
     assert OfCounts(family).suffix == family.suffix
     z, log_q = q.draw(x, K, generator=seeded(1))
     torch.testing.assert_close(log_q, q.proposal(q.view(x)).log_prob(z))
     torch.testing.assert_close(log_q, q.log_prob(z, x))
-    assert torch.equal(q.noise(x, K, as_iid(1)).normal, q(x).noise(K, as_iid(1)).normal)
-
-
-def as_iid(seed: int):
-    from vaerdict.noise import Iid
-
-    return Iid((seeded(seed),))
+    noises = [noise(Iid((seeded(1),))) for noise in (lambda s: q.noise(x, K, s), lambda s: q(x).noise(K, s))]
+    assert torch.equal(noises[0].normal, noises[1].normal)
 
 
 def test_proposals_for_counts_can_be_stacked():
     xs = [counts(seed=s) for s in range(2)]
     members = [OfCounts(Normal(full=True)).make(x, D, hidden=(8,), generator=seeded(i)) for i, x in enumerate(xs)]
     z = latents(2, 20)
-    together = stack(members).log_prob(z, torch.stack(xs))
+    log_prob = stack(members).log_prob(z, torch.stack(xs))
     for i, q in enumerate(members):
-        torch.testing.assert_close(together[:, i], q.log_prob(z[:, i], xs[i]))
+        torch.testing.assert_close(log_prob[:, i], q.log_prob(z[:, i], xs[i]))
 
 
 @pytest.mark.parametrize("n_batches", [0, 2])
-def test_whole_numbers_are_counts_too(n_batches):
+def test_counts_may_be_integers(n_batches):
     x = counts()[:, : GENES - n_batches].float()
     x = with_batches(x, n_batches) if n_batches else x
-    made = []
-    for given in (x, x.int()):
-        m = CountModel.start(given, D, generator=seeded(0), hidden=(8,), n_batches=n_batches)
-        q = OfCounts(n_batches=n_batches).make(given, D, hidden=(8,), generator=seeded(1))
-        z, log_q = q.draw(given, K, generator=seeded(2))
-        made.append(m.log_joint(given, z) - log_q)
-    assert torch.equal(*made)
+    log_weights = []
+    for counted in (x, x.int()):
+        m = CountModel.start(counted, D, generator=seeded(0), hidden=(8,), n_batches=n_batches)
+        q = OfCounts(n_batches=n_batches).make(counted, D, hidden=(8,), generator=seeded(1))
+        z, log_q = q.draw(counted, K, generator=seeded(2))
+        log_weights.append(m.log_joint(counted, z) - log_q)
+    assert torch.equal(*log_weights)
 
 
 # ----------------------------------------------------------------------------------------- evidence, by quadrature
@@ -290,23 +289,23 @@ def test_refined_evidence_is_the_integral(likelihood):
     x = counts(8)
     m = CountModel.start(x, 1, generator=seeded(1), likelihood=likelihood, hidden=(8,)).double()
     with torch.no_grad():
-        m.decoder.layers[-1].weight *= 5  # a latent that matters
+        m.decoder.layers[-1].weight *= 5  # so that the latent matters
     grid = torch.linspace(-9, 9, 2001).double()
     log_p = m.log_joint(x, grid.reshape(-1, 1, 1).expand(-1, 8, 1)).detach()
     exact = torch.logsumexp(log_p, 0) + math.log(18 / 2000)
-    found = refined_evidence(m, x, torch.zeros(8, 1).double(), 20_000, generator=seeded(2))
-    torch.testing.assert_close(found.log_evidence, exact, rtol=0, atol=0.03)
-    assert (found.khat < 0.7).all()
-    assert (found.ess > 0.15 * 20_000).all()
-    assert not torch.allclose(found.log_evidence, exact + 0.1, rtol=0, atol=0.03)  # the check can fail
+    estimate = refined_evidence(m, x, torch.zeros(8, 1).double(), 20_000, generator=seeded(2))
+    torch.testing.assert_close(estimate.log_evidence, exact, rtol=0, atol=0.03)
+    assert (estimate.khat < 0.7).all()
+    assert (estimate.ess > 0.15 * 20_000).all()
+    assert not torch.allclose(estimate.log_evidence, exact + 0.1, rtol=0, atol=0.03)  # the check can fail
 
 
-def test_refined_evidence_does_not_depend_on_how_it_is_cut(monkeypatch):
+def test_refined_evidence_does_not_depend_on_the_size_of_chunks(monkeypatch):
     x = counts(10)
     m = model(NegativeBinomial(), x)
     start = torch.zeros(10, D).double()
-    whole = refined_evidence(m, x, start, 2000, generator=seeded(0))
+    at_once = refined_evidence(m, x, start, 2000, generator=seeded(0))
     monkeypatch.setattr("vaerdict.training.scores._ROWS", 6000)
-    parts = refined_evidence(m, x, start, 2000, generator=seeded(0))
-    assert whole.khat.shape == parts.khat.shape == (10,)
-    torch.testing.assert_close(whole.log_evidence, parts.log_evidence, rtol=0, atol=0.1)
+    in_chunks = refined_evidence(m, x, start, 2000, generator=seeded(0))
+    assert at_once.khat.shape == in_chunks.khat.shape == (10,)
+    torch.testing.assert_close(at_once.log_evidence, in_chunks.log_evidence, rtol=0, atol=0.1)

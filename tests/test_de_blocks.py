@@ -24,7 +24,7 @@ from vaerdict.engines import Engine, Local, Ray, Threads
 from vaerdict.models import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import OfCounts
-from vaerdict.training.data import Resident, Rows, Shared, Sparse
+from vaerdict.training.data import DeviceRows, Rows, SharedRows, SparseRows
 
 CPU = torch.device("cpu")
 CELLS, GENES = 90, 25
@@ -52,7 +52,7 @@ def averaged(model: Any, rows: Rows, **how: Any) -> de.Averages:
 
 @pytest.fixture(scope="module")
 def answer(model, counts) -> de.Averages:
-    return averaged(model, Shared(counts), engine=Threads(1), block=32)
+    return averaged(model, SharedRows(counts), engine=Threads(1), block=32)
 
 
 def close(one: de.Averages, other: de.Averages, **tolerance: float) -> None:
@@ -65,7 +65,7 @@ def close(one: de.Averages, other: de.Averages, **tolerance: float) -> None:
 @pytest.mark.parametrize("block", [7, 90])
 def test_blocks_change_nothing_but_rounding(model, counts, answer, block):
     """Which now and then makes a draw take a neighbouring particle."""
-    found = averaged(model, Shared(counts), block=block, chunk=1000)
+    found = averaged(model, SharedRows(counts), block=block, chunk=1000)
     for name, values in found.expression.items():
         assert ((values / answer.expression[name] - 1).abs() < 1e-3).double().mean() > 0.95
         torch.testing.assert_close(values.mean(0), answer.expression[name].mean(0), rtol=1e-3, atol=1e-5)
@@ -80,12 +80,12 @@ def test_blocks_change_nothing_but_rounding(model, counts, answer, block):
 
 @pytest.mark.parametrize("engine", [Threads(3), Local(2)], ids=["threads", "processes"])
 def test_engines_agree_to_the_last_bit(model, counts, answer, engine: Engine):
-    close(averaged(model, Shared(counts), engine=engine, block=32), answer, rtol=0, atol=0)
+    close(averaged(model, SharedRows(counts), engine=engine, block=32), answer, rtol=0, atol=0)
 
 
 KINDS = {
-    "sparse": lambda x: Sparse(sparse.csr_matrix(x.numpy()), CPU),
-    "resident": lambda x: Resident.brought(sparse.csr_matrix(x.numpy()), CPU),
+    "sparse": lambda x: SparseRows(sparse.csr_matrix(x.numpy()), CPU),
+    "resident": lambda x: DeviceRows.from_matrix(sparse.csr_matrix(x.numpy()), CPU),
 }
 
 
@@ -108,7 +108,7 @@ def test_rows_are_taken_in_any_order_and_selected(counts, kind):
 def test_refined_at_once_is_refined_in_blocks(model, counts):
     labels = torch.arange(CELLS) % 2
     whole = de.refined(model[0], counts, model[1], labels=labels)
-    parts = de.streamed(model[0], Shared(counts), model[1], labels=labels, block=40)
+    parts = de.streamed(model[0], SharedRows(counts), model[1], labels=labels, block=40)
     mine = torch.arange(20, 60)
     some, same = parts.select(mine).proposed, whole.select(mine)
     torch.testing.assert_close(some.means.mean, same.means.mean, rtol=1e-3, atol=1e-4)
@@ -120,8 +120,8 @@ def test_refined_at_once_is_refined_in_blocks(model, counts):
 
 def test_locations_to_start_from_are_those_of_the_cells(model, counts):
     start = 0.1 * torch.randn(CELLS, 3, generator=seeded(3))
-    found = find_modes(model[0], Shared(counts), start, block=30)
-    torch.testing.assert_close(found.loc, find_modes(model[0], Shared(counts), start).loc, rtol=1e-2, atol=1e-3)
+    found = find_modes(model[0], SharedRows(counts), start, block=30)
+    torch.testing.assert_close(found.loc, find_modes(model[0], SharedRows(counts), start).loc, rtol=1e-2, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ from file to table

@@ -21,7 +21,7 @@ from vaerdict.de.counts_likelihood import (
 from vaerdict.de.shrinkage import posterior_draws
 from vaerdict.decisions import discoveries
 from vaerdict.noise import seeded
-from vaerdict.training.data import Shared
+from vaerdict.training.data import SharedRows
 
 DELTA = 0.5
 
@@ -70,7 +70,7 @@ def test_batches_add_up_and_what_differs_between_them_is_no_change():
 
 def test_raw_proportions_do_not_depend_on_blocks(monkeypatch):
     x = torch.poisson(torch.full((50, 7), 3.0), generator=seeded(1)) + 1
-    rows, some = Shared(torch.cat([x, torch.ones(50, 2)], 1)), torch.arange(0, 50, 3)
+    rows, some = SharedRows(torch.cat([x, torch.ones(50, 2)], 1)), torch.arange(0, 50, 3)
     proportions = group_proportions(rows, 7, {"some": some, "all": torch.arange(50)})["some"]
     share = (x / x.sum(-1, keepdim=True)).double()[some]
     torch.testing.assert_close(proportions.mean, share.mean(0), rtol=1e-6, atol=0)

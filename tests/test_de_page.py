@@ -121,12 +121,12 @@ def test_groups_have_their_own_names(tmp_path):
     """Also the rest of the cells; neither A nor B stands for a group."""
     one = from_run(run_in(tmp_path / "one", n_genes=40, names=NAMES[:1]))
     assert "higher in B cells" in text(one)
-    assert "cells of B cells, CD14+ Monocytes" in text(one)
+    assert "cells of B cells and CD14+ Monocytes" in text(one)
     assert "log2 fold change, B cells over CD14+ Monocytes" in text(one)
     rest = from_run(run_in(tmp_path / "rest", n_genes=40, names=NAMES[1:2]))
     assert "higher in the rest" in text(rest)
     several = from_run(run_in(tmp_path / "several", n_genes=40))
-    assert "higher in the second" in text(several)
+    assert "higher in the second group" in text(several)
     for report in (one, rest, several):
         assert not re.search(r"\b(up|down) in A\b|\bgroup [AB]\b|\bmean [AB]\b", text(report))
     data = json.loads(outline(tmp_path / "several").scripts[0])
@@ -244,7 +244,7 @@ def known(*, real: int = 200, false: int = 0, inside: float = 0.9, naive: bool =
 def test_cards_and_messages_follow_the_truth(check, tones, message):
     cards = truth_cards(check, DECIDERS["both"])
     assert [card.tone for card in cards] == tones
-    assert message in " ".join(truth_messages(check))
+    assert message in " ".join(truth_messages(check, DECIDERS["both"]))
     assert (cards[-1].question == "What do shrinkage and the model add?") == (len(cards) == 4)
 
 

@@ -1,3 +1,5 @@
+"""Bayes actions, the reject option, and sets of discoveries with a bounded expected FDR."""
+
 from __future__ import annotations
 
 import itertools
@@ -22,14 +24,14 @@ def test_the_first_of_equal_actions_is_taken():
     assert decisions.bayes_action(torch.tensor([0.5, 0.5]), 1 - torch.eye(2)).item() == 0
 
 
-def test_zero_one_loss_takes_the_most_probable_class_and_batches_are_free():
+def test_zero_one_loss_takes_the_most_probable_class_for_any_batch():
     prob = PROB.expand(4, 2, 3)
     assert decisions.bayes_action(prob, 1 - torch.eye(3)).shape == (4, 2)
     assert torch.equal(decisions.bayes_action(prob, 1 - torch.eye(3)), prob.argmax(-1))
 
 
 @pytest.mark.parametrize(("cost", "expected"), [(0.0, [-1, -1]), (0.25, [-1, -1]), (0.35, [0, -1]), (0.7, [0, 0])])
-def test_rejecting_pays_where_the_best_class_is_too_doubtful(cost, expected):
+def test_items_are_rejected_where_the_best_class_is_too_uncertain(cost, expected):
     assert decisions.decide_or_reject(PROB, cost).tolist() == expected
 
 
@@ -47,7 +49,7 @@ def test_expected_fdr_by_hand():
 
 @pytest.mark.parametrize("level", [0.0, 0.05, 0.1, 0.3, 1.0])
 def test_discoveries_are_the_largest_admissible_set(level, generator):
-    """Against all 2^8 sets: no larger one is admissible, and the last admissible hypothesis is kept."""
+    """Compared with all 2^8 sets: no larger one is admissible, and the last admissible hypothesis is included."""
     prob = torch.rand(8, generator=generator, dtype=torch.double) ** 0.2
     chosen = decisions.discoveries(prob, level)
     largest = max(
@@ -66,7 +68,7 @@ def test_nothing_admissible_selects_nothing():
     assert not decisions.discoveries(torch.tensor([0.5, 0.6]), 0.1).any()
 
 
-def test_q_values_say_at_which_level_a_hypothesis_is_called(generator):
+def test_q_values_are_the_levels_at_which_hypotheses_are_called(generator):
     prob = torch.rand(30, generator=generator, dtype=torch.double)
     q = decisions.q_values(prob)
     for level in (0.1, 0.3, 0.5):
@@ -77,7 +79,7 @@ def test_q_values_say_at_which_level_a_hypothesis_is_called(generator):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.1, 0.3])
 def test_rounding_does_not_decide_how_many_are_called(level, dtype):
-    """The mean of equal rates is that rate, however their sum is rounded on the way."""
+    """The mean of equal rates is that rate, however their sum is rounded."""
     for n in (1, 3, 10, 1000, 100_000):
         prob = torch.full((n,), 1 - level, dtype=dtype)
         assert decisions.discoveries(prob, level).all()
@@ -88,12 +90,15 @@ def test_rounding_does_not_decide_how_many_are_called(level, dtype):
 @pytest.mark.parametrize(
     ("prob", "message"),
     [
-        (torch.tensor([0.5, 0.6]), "miss a sum of one by up to 0.1; normalise them first"),
+        (
+            torch.tensor([0.5, 0.6]),
+            "sums of probabilities over states differ from one by up to 0.1; normalise them first",
+        ),
         (torch.tensor([-0.5, 1.5]), "range from -0.5 to 1.5; they must lie in"),
         (torch.tensor([torch.nan, 1.0]), "range from nan"),
     ],
 )
-def test_what_is_no_probability_is_refused(prob, message):
+def test_values_that_are_not_probabilities_are_refused(prob, message):
     with pytest.raises(SettingError, match=message):
         decisions.bayes_action(prob, 1 - torch.eye(2))
 
@@ -103,7 +108,7 @@ def test_bad_shapes_and_levels_are_refused():
         decisions.bayes_action(PROB, torch.eye(2))
     with pytest.raises(ShapeError, match="no probabilities were given"):
         decisions.discoveries(torch.zeros(0), 0.1)
-    with pytest.raises(ShapeError, match=r"shape \(2, 3\); expected one probability a hypothesis, \(n,\)"):
+    with pytest.raises(ShapeError, match=r"shape \(2, 3\); expected one probability per hypothesis, \(n,\)"):
         decisions.discoveries(PROB, 0.1)
-    with pytest.raises(SettingError, match=r"level=1.2 is no false discovery rate"):
+    with pytest.raises(SettingError, match=r"level=1.2 is not a false discovery rate"):
         decisions.discoveries(torch.tensor([0.5]), 1.2)

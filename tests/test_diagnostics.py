@@ -1,3 +1,5 @@
+"""PSIS, k-hat, effective sample size, standard errors and verdicts: compared with arviz and with exact values."""
+
 from __future__ import annotations
 
 import math
@@ -71,9 +73,9 @@ def test_agrees_with_arviz(family: str, k: int) -> None:
     expected, expected_khat = arviz_psis(log_w)
     fitted = khat.isfinite()
     torch.testing.assert_close(khat[fitted], expected_khat[fitted], atol=1e-8, rtol=1e-10)
-    assert expected_khat[khat.isnan()].eq(INF).all()  # what arviz calls infinite, a tail too short, is not assessed
-    assert expected_khat[khat.isposinf()].le(0.7).all()  # what it calls fine though one weight outweighs the rest
-    # Tied weights get distinct smoothed values, in an order that the sort is free to choose.
+    assert expected_khat[khat.isnan()].eq(INF).all()  # tails too short, infinite in arviz, are not assessed here
+    assert expected_khat[khat.isposinf()].le(0.7).all()  # arviz accepts weights of which one dominates
+    # tied weights get distinct smoothed values in an arbitrary order
     ours = log_normalise(smoothed.double()).exp().sort(0).values
     close = 1e-6 if log_w.dtype == torch.float32 else 1e-10
     torch.testing.assert_close(ours[:, fitted], expected.exp().sort(0).values[:, fitted], atol=close, rtol=0)
@@ -99,8 +101,8 @@ def test_recovers_the_exact_shape(variance: float) -> None:
     assert not khat.mean().item() + 0.15 < exact + slack  # the check can fail
 
 
-def test_exact_pareto_weights_have_their_own_shape() -> None:
-    """Weights that are exactly Pareto have no cutoff bias: what is left is the prior and the noise of 60 fits."""
+def test_exact_pareto_weights_have_their_shape() -> None:
+    """Weights that are exactly Pareto have no cutoff bias; the prior and the noise of 60 fits remain."""
     for shape in (0.3, 0.6, 0.9):
         khat = diagnostics.khat(-shape * uniform(10_000, 60).log())
         unshrunk = khat + (khat - 0.5) * 10 / 300
@@ -136,7 +138,7 @@ def sparse(k: int, positive: int) -> Tensor:
         pytest.param(outlier(20_000, 30.0), INF, id="outlier far beyond the rest"),
     ],
 )
-def test_says_when_it_cannot_assess(log_w: Tensor, expected: float) -> None:
+def test_weights_that_cannot_be_assessed(log_w: Tensor, expected: float) -> None:
     smoothed, khat = diagnostics.psis(log_w)
     assert torch.equal(smoothed, log_w)
     assert khat.shape == ()
@@ -146,7 +148,7 @@ def test_says_when_it_cannot_assess(log_w: Tensor, expected: float) -> None:
 
 @pytest.mark.parametrize("height", [10, 15, 20, 30, 60, 300])
 @pytest.mark.parametrize("k", [25, 100, 1000, 20_000])
-def test_a_dominating_weight_never_looks_good(k: int, height: int) -> None:
+def test_a_dominating_weight_is_always_detected(k: int, height: int) -> None:
     log_w = outlier(k, float(height))
     assert log_normalise(log_w).max() > -math.log(2)
     assert diagnostics.khat(log_w) > diagnostics.MAX_KHAT
@@ -191,7 +193,7 @@ def test_no_observations_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("k", [50, 300, 1000])
-def test_a_batch_is_a_loop_over_observations(k: int) -> None:
+def test_a_batch_gives_the_results_of_single_observations(k: int) -> None:
     families = [make(k, 3).double() for make in FAMILIES.values()]
     log_w = torch.stack(families, 2)
     smoothed, khat = diagnostics.psis(log_w)
@@ -204,10 +206,10 @@ def test_a_batch_is_a_loop_over_observations(k: int) -> None:
 
 def test_chunks_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     log_w, f = normal(400, 33), normal(400, 33, 2, seed=3).exp()
-    whole = (*diagnostics.psis(log_w), diagnostics.khat(log_w), diagnostics.khat_of(f, log_w))
+    unchunked = (*diagnostics.psis(log_w), diagnostics.khat(log_w), diagnostics.khat_of(f, log_w))
     monkeypatch.setitem(diagnostics._CHUNK, "cpu", 5 * 400)
     chunked = (*diagnostics.psis(log_w), diagnostics.khat(log_w), diagnostics.khat_of(f, log_w))
-    for a, b in zip(whole, chunked, strict=True):
+    for a, b in zip(unchunked, chunked, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
@@ -246,7 +248,7 @@ VERDICTS = [
     (0.3, 500.0, 1000, Verdict.OK),
     (-0.2, 10.0, 1000, Verdict.OK),
     (0.3, 9.9, 1000, Verdict.CAUTION),  # too few effective draws
-    (0.3, 1.9, 1000, Verdict.REFUSE),  # one draw decides
+    (0.3, 1.9, 1000, Verdict.REFUSE),  # one draw dominates
     (0.68, 500.0, 1000, Verdict.CAUTION),  # above 2/3, which 1000 draws allow
     (0.68, 500.0, 5000, Verdict.OK),
     (0.7, 500.0, 5000, Verdict.OK),
@@ -268,16 +270,16 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("khat", "ess", "k", "expected"), VERDICTS)
 def test_verdict(khat: float, ess: float, k: int, expected: Verdict) -> None:
-    given = diagnostics.verdict(torch.tensor([[khat]]), torch.tensor([ess]), k)
-    assert given.shape == (1, 1)
-    assert Verdict(int(given)) is expected
+    verdict = diagnostics.verdict(torch.tensor([[khat]]), torch.tensor([ess]), k)
+    assert verdict.shape == (1, 1)
+    assert Verdict(int(verdict)) is expected
 
 
 def test_verdict_on_weights() -> None:
     good, bad = gaussian_weights(1.3 * normal(2000, 1), 1.3), gaussian_weights(0.3 * normal(2000, 1), 0.3)
     log_w = torch.cat([torch.zeros_like(good), good, bad, outlier(2000, 40.0).unsqueeze(1)], 1)
-    given = diagnostics.verdict(diagnostics.khat(log_w), diagnostics.ess(log_w), 2000)
-    assert given.tolist() == [Verdict.OK, Verdict.OK, Verdict.REFUSE, Verdict.REFUSE]
+    verdict = diagnostics.verdict(diagnostics.khat(log_w), diagnostics.ess(log_w), 2000)
+    assert verdict.tolist() == [Verdict.OK, Verdict.OK, Verdict.REFUSE, Verdict.REFUSE]
     assert diagnostics.verdict(diagnostics.khat(good[:15]), diagnostics.ess(good[:15]), 15).item() == Verdict.CAUTION
 
 
@@ -292,18 +294,20 @@ def test_mcse_is_the_error_of_repeated_estimates() -> None:
     scores = squared_scores(z**2, gaussian_weights(z, 1.3), 1.0)
     assert_mean(scores, 1.0, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
-        assert_mean(scores / 0.9**2, 1.0, rate=1e-6)  # a standard error 10 % too small is seen
+        assert_mean(scores / 0.9**2, 1.0, rate=1e-6)  # a standard error 10 % too small is detected
 
 
 def test_stratified_mcse_is_the_error_of_stratified_estimates() -> None:
-    """A third of the draws from N(-1.5, 1), the rest from N(1.5, 1), all weighed against the mixture."""
+    """A third of the draws from N(-1.5, 1), the rest from N(1.5, 1), all weighted relative to the mixture."""
     strata = torch.arange(900).remainder(3).clamp(max=1)
     z = normal(900, 4000) + torch.tensor([-1.5, 1.5]).double()[strata].unsqueeze(1)
     log_q = torch.logaddexp(math.log(1 / 3) - 0.5 * (z + 1.5) ** 2, math.log(2 / 3) - 0.5 * (z - 1.5) ** 2)
     log_w = -0.5 * z**2 - log_q
     assert_mean(squared_scores(z, log_w, 0.0, strata), 1.0, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
-        assert_mean(squared_scores(z, log_w, 0.0), 1.0, rate=1e-6)  # the i.i.d. formula counts what strata remove
+        assert_mean(
+            squared_scores(z, log_w, 0.0), 1.0, rate=1e-6
+        )  # the i.i.d. formula includes the variance that strata remove
 
 
 def test_mcse_closed_form_shapes_and_strata() -> None:
@@ -316,7 +320,7 @@ def test_mcse_closed_form_shapes_and_strata() -> None:
     error = weight * (first - (weight * first).sum())
     by_hand = (30 * error[::2].var() + 30 * error[1::2].var()).sqrt()
     torch.testing.assert_close(diagnostics.mcse_snis(f, log_w, strata=strata)[0, 0, 0], by_hand)
-    assert diagnostics.mcse_snis(f[:1], log_w[:1]).isnan().all()  # one draw shows no error
+    assert diagnostics.mcse_snis(f[:1], log_w[:1]).isnan().all()  # the error of one draw is unknown
     above = (f > 0)[..., 0, 0]
     torch.testing.assert_close(diagnostics.mcse_snis(above, log_w), diagnostics.mcse_snis(above.double(), log_w))
 
@@ -326,7 +330,7 @@ def test_the_least_error_is_that_of_the_rule_of_succession() -> None:
     f = torch.zeros(50, 2, 5)
     f[0, :, 1], f[1:, :, 2], f[:, :, 3] = 1, 1000, 7
     f[..., 4] = normal(50, 2)
-    f[..., 2] -= 300  # two values, whichever
+    f[..., 2] -= 300  # any two values
     expected = torch.tensor([1.0, 1.0, 1000.0, 0.0, 0.0]) / (ess.unsqueeze(-1) + 2)
     torch.testing.assert_close(diagnostics.least_mcse(f, ess), expected)
     torch.testing.assert_close(diagnostics.least_mcse(f[..., 1] > 0, ess), expected[:, 1])
@@ -341,15 +345,15 @@ def test_functions_that_do_not_fit_raise() -> None:
     for assess in (diagnostics.mcse_snis, diagnostics.khat_of):
         with pytest.raises(ShapeError, match="must begin with the shape of log_w"):
             assess(f, log_w)
-    with pytest.raises(ShapeError, match="one component a draw"):
+    with pytest.raises(ShapeError, match="one component per draw"):
         diagnostics.mcse_snis(f, f, strata=torch.zeros(49, dtype=torch.long))
-    with pytest.raises(SettingError, match=r"strata \[1\] hold one draw each"):
+    with pytest.raises(SettingError, match=r"strata \[1\] have one draw each"):
         diagnostics.mcse_snis(f, f, strata=(torch.arange(50) == 9).long())
     with pytest.raises(DivergenceError, match="1 of 150 values"):
         diagnostics.khat_of(f.masked_fill(f == f.max(), INF), f)
 
 
-def test_khat_of_sees_a_heavy_function_on_light_weights() -> None:
+def test_khat_of_detects_a_heavy_function_on_light_weights() -> None:
     """Under q = N(0, 1.2^2) f w = exp(c z^2) has shape 2 * 1.44 * c: 0.86 for f = exp(0.45 z^2), far from an integral.
 
     Finite cutoffs read up to an eighth low (see `test_recovers_the_exact_shape`), which still leaves it above 0.7.

@@ -1,7 +1,7 @@
-"""Estimators of posterior expectations, where the posterior is known: pPCA, and a mixture of two normals.
+"""Estimators of posterior expectations for known posteriors: pPCA, and a mixture of two normals.
 
-The query on pPCA is whether the first latent lies half a posterior standard deviation above its mean: a probability
-of 0.31 for every observation. Proposals are wider than the posterior, so that weights are bounded.
+The query on pPCA is whether the first latent lies half a posterior standard deviation above its mean, which has
+probability 0.31 for every observation. Proposals are wider than the posterior, so that weights are bounded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def particles(model: PPCA, x: Tensor, q: Proposal, k: int, seed: int = 2) -> tup
     return query(model, x, z).double(), model.log_joint(x, z) - log_q
 
 
-# ----------------------------------------------------------------------------------------- right within their error
+# ------------------------------------------------------------------------------------ correct within their error
 def estimate(name: str, model: PPCA, x: Tensor) -> Estimate:
     wide = model.posterior(x, inflate=1.5)
     if name == "mis":
@@ -59,8 +59,8 @@ def shifted(q: Elliptical, by: float) -> Elliptical:
 
 
 @pytest.mark.parametrize("name", ["snis", "psis", "mis"])
-def test_estimates_are_right_within_their_own_standard_error(name, model, x):
-    """400 observations; each of the three checks fails a right estimator once in a million times."""
+def test_estimates_are_correct_within_their_standard_error(name, model, x):
+    """400 observations; each of the three checks fails for a correct estimator once in a million times."""
     value, mcse, ess, khat = estimate(name, model, x)
     score = (value - EXACT) / mcse
     assert_mean(score, 0.0, rate=1e-6)
@@ -71,7 +71,7 @@ def test_estimates_are_right_within_their_own_standard_error(name, model, x):
 
 
 @pytest.mark.parametrize("name", ["snis", "psis", "mis"])
-def test_a_planted_bias_or_a_false_error_is_noticed(name, model, x):
+def test_a_planted_bias_or_error_is_detected(name, model, x):
     value, mcse, *_ = estimate(name, model, x)
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean((value + 0.01 - EXACT) / mcse, 0.0, rate=1e-6)  # one percentage point, about 0.8 standard errors
@@ -81,7 +81,7 @@ def test_a_planted_bias_or_a_false_error_is_noticed(name, model, x):
     assert chi_square_rate((value - EXACT) / (1.25 * mcse)) > 1 - 1e-6
 
 
-def test_plugin_knows_the_mean_under_q_and_not_that_of_the_posterior(model, x):
+def test_the_plugin_estimates_the_mean_under_q(model, x):
     f, log_w = particles(model, x, model.posterior(x, inflate=1.5), 2000)
     plugin, snis = estimators.plugin(f, log_w), estimators.snis(f, log_w)
     under_q = stats.norm.sf(0.5 / math.sqrt(1.5))
@@ -115,15 +115,15 @@ def test_values_are_invariant_to_the_scale_of_the_weights(generator):
 def test_queries_may_have_any_shape(generator):
     f, log_w = torch.randn(200, 3, 4, 5, generator=generator), torch.randn(200, 3, generator=generator)
     source = torch.arange(200) % 2
-    for got in (
+    for estimate in (
         estimators.plugin(f, log_w),
         estimators.snis(f, log_w),
         estimators.psis(f, log_w),
         estimators.mis(f, log_w, source),
         estimators.mis(f, log_w, source, smooth=True),
     ):
-        assert (got.value.shape, got.mcse.shape) == ((3, 4, 5), (3, 4, 5))
-        assert (got.ess.shape, got.khat.shape) == ((3,), (3,))
+        assert (estimate.value.shape, estimate.mcse.shape) == ((3, 4, 5), (3, 4, 5))
+        assert (estimate.ess.shape, estimate.khat.shape) == ((3,), (3,))
     assert estimators.snis(f[..., 0, 0] > 0, log_w).value.shape == (3,)  # an event is a query too
 
 
@@ -138,19 +138,29 @@ def test_one_observation_needs_no_batch_axis(estimator, generator):
 
 
 @pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
-def test_one_draw_has_no_error_to_show(estimator):
+def test_the_error_of_one_draw_is_unknown(estimator):
     assert estimator(torch.tensor([[3.7, 1.0]]), torch.zeros(1, 2)).mcse.isnan().all()
 
 
 def test_smoothing_is_that_of_psis(generator):
     f, log_w = torch.randn(400, 3, generator=generator).double(), 2 * torch.randn(400, 3, generator=generator).double()
     smoothed, khat = diagnostics.psis(log_w)
-    got = estimators.psis(f, log_w)
-    torch.testing.assert_close(got.value, (torch.softmax(smoothed, 0) * f).sum(0))
-    assert torch.equal(got.khat, khat)
+    estimate = estimators.psis(f, log_w)
+    torch.testing.assert_close(estimate.value, (torch.softmax(smoothed, 0) * f).sum(0))
+    assert torch.equal(estimate.khat, khat)
     mixed = estimators.mis(f, log_w, torch.arange(400) % 2, smooth=True)
-    assert torch.equal(mixed.value, got.value)
-    assert not torch.equal(got.value, estimators.snis(f, log_w).value)
+    assert torch.equal(mixed.value, estimate.value)
+    assert not torch.equal(estimate.value, estimators.snis(f, log_w).value)
+
+
+@pytest.mark.parametrize("stratified", [False, True])
+def test_smoothed_estimates_report_the_larger_of_both_errors(stratified, generator):
+    f, log_w = torch.randn(2, 400, 50, generator=generator, dtype=torch.float64)
+    strata = torch.arange(400) % 2 if stratified else None
+    raw, smoothed = (diagnostics.mcse_snis(f, w, strata=strata) for w in (log_w, diagnostics.psis(log_w)[0]))
+    estimate = estimators.psis(f, log_w) if strata is None else estimators.mis(f, log_w, strata, smooth=True)
+    torch.testing.assert_close(estimate.mcse, torch.maximum(raw, smoothed))
+    assert 0 < (raw > smoothed).sum() < 50  # each of them is the larger one for some observations
 
 
 # ------------------------------------------------------------------------------------- many proposals, equal draws
@@ -159,8 +169,8 @@ def rmse(model: PPCA, x: Tensor, q: Proposal, k: int) -> float:
     return (estimators.snis(f, log_w).value - EXACT).square().mean().sqrt().item()
 
 
-def test_a_mixture_with_the_prior_and_a_useless_proposal_is_as_good_as_the_good_one(model, x):
-    """200 draws each. The shares come from a pilot of 400; 4000 replicates know an error to about one per cent."""
+def test_optimal_shares_ignore_a_useless_proposal(model, x):
+    """200 draws each. Shares come from a pilot of 400 draws; 4000 replicates give the error to about one per cent."""
     x = x.repeat(10, 1)
     good = model.posterior(x, inflate=1.2)
     equal = defensive({"good": good, "useless": shifted(good.scaled(0.2), 9.0)}, model.prior, 0.05)
@@ -171,7 +181,7 @@ def test_a_mixture_with_the_prior_and_a_useless_proposal_is_as_good_as_the_good_
     best = Mixture(equal.components, dict(zip(equal.components, shares.tolist(), strict=True)))
     alone = rmse(model, x, good, 200)
     assert rmse(model, x, best, 200) < 1.1 * alone
-    assert rmse(model, x, equal, 200) > 1.3 * alone  # equal shares pay for the useless one
+    assert rmse(model, x, equal, 200) > 1.3 * alone  # equal shares waste draws on the useless one
 
 
 def bimodal(z: Tensor) -> Tensor:
@@ -179,7 +189,7 @@ def bimodal(z: Tensor) -> Tensor:
     return torch.logaddexp(*(side.log_prob(z) for side in sides)) - math.log(2)
 
 
-def test_two_half_right_proposals_beat_each_alone():
+def test_two_proposals_for_one_mode_each_beat_either_alone():
     """Each proposal covers one of two modes; 200 draws each, 1000 replicates, query P(z > 0) = 1/2."""
     blank = torch.zeros(1000, 1, dtype=torch.double)
     halves = {name: Elliptical(blank + c, Diagonal(blank + 1.3)) for name, c in {"left": -3.0, "right": 3.0}.items()}
@@ -194,7 +204,7 @@ def test_two_half_right_proposals_beat_each_alone():
         if name == "mis":
             score = (estimate[name].value - 0.5) / estimate[name].mcse
             assert 1e-6 < chi_square_rate(score) < 1 - 1e-6
-            assert (estimate[name].mcse < 0.8 * estimators.snis(f, log_w).mcse).all()  # strata remove their share
+            assert (estimate[name].mcse < 0.8 * estimators.snis(f, log_w).mcse).all()  # stratification removes variance
     assert error["mis"] < 0.1 * min(error["left"], error["right"])
 
 
@@ -227,7 +237,7 @@ def test_a_stratum_of_one_draw_is_counted_as_if_not_stratified(generator):
 
 
 @pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
-def test_an_indicator_that_never_varied_has_an_error_all_the_same(estimator):
+def test_an_indicator_that_never_varied_has_a_positive_error(estimator):
     f, log_w = torch.zeros(98, 2, dtype=torch.float64), torch.zeros(98, 2, dtype=torch.float64)
     torch.testing.assert_close(estimator(f, log_w).mcse, torch.full((2,), 0.01, dtype=torch.float64))
-    assert (estimator(f + 7, log_w).mcse < 1e-12).all()  # no indicator: a constant is known exactly
+    assert (estimator(f + 7, log_w).mcse < 1e-12).all()  # not an indicator: a constant is known exactly

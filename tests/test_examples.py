@@ -29,6 +29,12 @@ LONG = {"digits.py"}  # a minute: the same code runs at toy size as the snippet 
 PROGRAMS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in LONG]
 
 
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    """Examples write into a temporary folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.name)
 def test_programs_run(path, capsys):
     runpy.run_path(str(path), run_name="__main__")
@@ -156,18 +162,16 @@ def test_every_stand_in_and_replacement_is_used():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """A working folder with the files that the examples read."""
-    monkeypatch.chdir(tmp_path)
+def data_files(working_folder):
+    """The files that the examples read."""
     with isolated(0):
         for name in ("counts.h5ad", "pbmc3k.h5ad", "big.h5ad"):
-            cells().write_h5ad(tmp_path / name)
+            cells().write_h5ad(name)
     np.save("log_weights.npy", np.random.default_rng(0).normal(size=(200, 3)))
-    return tmp_path
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=lambda p: p.name)
-def test_python_of_a_page_runs_from_top_to_bottom(page, folder, capsys):
+def test_python_of_a_page_runs_from_top_to_bottom(page, data_files, capsys):
     if "classif" in page.read_text():
         pytest.importorskip("sklearn")
     runnable = [b for b in code_blocks(page) if b.language == "python" and not b.not_run]
@@ -230,7 +234,7 @@ def runnable_pages() -> list[Path]:
 
 
 @pytest.mark.parametrize("page", runnable_pages(), ids=lambda p: p.name)
-def test_commands_of_a_page_run(page, folder, command):
+def test_commands_of_a_page_run(page, data_files, command):
     pytest.importorskip("typer")
     for block in code_blocks(page):
         if block.language == "bash" and not block.not_run:

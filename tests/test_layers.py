@@ -1,12 +1,10 @@
-"""The architecture, enforced: who may import whom, what `import vaerdict` costs, and that docstring examples run."""
+"""The layers of both packages: which module may import which. Examples in docstrings run."""
 
 from __future__ import annotations
 
 import ast
 import doctest
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,14 @@ WINGS = {"vaerdict": Path(vaerdict.__file__).parent, "vaerdict_paper": Path(vaer
 # Lowest first. A module or package imports only from lines above its own, and from its own package.
 LAYERS = {
     "vaerdict": (
-        ("_lazy",),
+        ("_lazy", "options"),
         ("core",),
-        ("noise", "io", "engines"),
-        ("tasks", "optional"),
+        ("noise", "io"),
+        ("optional",),
+        ("engines",),
+        ("tasks",),
         ("distributions", "likelihoods", "objectives", "diagnostics", "networks"),
         ("proposals", "estimators", "samplers", "refinement", "models"),
-        ("flows",),
         ("training", "decisions", "datasets"),
         ("selective",),
         ("inference",),
@@ -47,8 +46,6 @@ LEVEL = {
     f"{wing}.{name}": level for wing, layers in LAYERS.items() for level, names in enumerate(layers) for name in names
 }
 
-HEAVY = ("matplotlib", "pandas", "anndata", "sklearn", "scvi", "zuko", "arviz", "typer", "rich", "safetensors", "ray")
-
 
 def dotted(path: Path, wing: str) -> str:
     """``models/ppca.py -> vaerdict.models.ppca``."""
@@ -66,42 +63,40 @@ def entry(name: str) -> str:
 
 
 def imports(source: str, module: str) -> list[str]:
-    """Every project module a source imports, at the top of the file, inside a function or by its name."""
-    found = []
+    """Every module of the project that a source imports, at module level, inside a function or by its name."""
+    names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 package = module.split(".")[: -node.level]
                 base = ".".join([*package, base] if base else package)
             # `from vaerdict import core` names a module, `from vaerdict.core import Draws` something inside one
-            found += [f"{base}.{alias.name}" if base in WINGS else base for alias in node.names]
+            names += [f"{base}.{alias.name}" if base in WINGS else base for alias in node.names]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
-            found += [
-                word.value for word in ast.walk(node) if isinstance(word, ast.Constant) and isinstance(word.value, str)
-            ]
-    return [name.rstrip(".") for name in found if name.split(".")[0] in WINGS]
+            names += [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [name.rstrip(".") for name in names if name.split(".")[0] in WINGS]
 
 
 def violations(source: str, module: str) -> list[str]:
-    here = entry(module)
-    return [f"{module} imports {name}" for name in imports(source, module) if not allowed(here, entry(name), name)]
+    return [f"{module} imports {name}" for name in imports(source, module) if not allowed(module, name)]
 
 
-def allowed(here: str, there: str, name: str) -> bool:
-    wing, other = here.split(".")[0], there.split(".")[0]
-    if there == here or name == "vaerdict.__version__":
+def allowed(importer: str, imported: str) -> bool:
+    source, target = entry(importer), entry(imported)
+    wing, other = source.split(".")[0], target.split(".")[0]
+    if source == target or imported == "vaerdict.__version__":
         return True
     if wing != other:
-        return wing == "vaerdict_paper"  # the paper uses the library as any user does, never the other way round
-    return LEVEL.get(there, LEVEL[f"{other}.__init__"]) < LEVEL[here]
+        return wing == "vaerdict_paper"  # the paper may import the library, but not the other way round
+    return LEVEL.get(target, LEVEL[f"{other}.__init__"]) < LEVEL[source]
 
 
 def test_every_module_has_its_layer():
-    homeless = sorted(name for name in MODULES if entry(name) not in LEVEL)
-    assert not homeless, f"{homeless} stand in no layer; add them to the table"
+    missing = sorted(name for name in MODULES if entry(name) not in LEVEL)
+    assert not missing, f"{missing} are in no layer; add them to the table"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -134,18 +129,12 @@ def test_the_rule_itself(source, module, fine):
     assert (violations(source, module) == []) == fine
 
 
-def test_importing_vaerdict_is_cheap():
-    code = f"import sys, vaerdict; print(*(set({HEAVY!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
 def test_examples_in_docstrings_run():
     attempted = 0
     for name in MODULES:
         if name.endswith("__main__"):
             continue
         result = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
-        assert result.failed == 0, f"an example in {name} prints something else"
+        assert result.failed == 0, f"an example in {name} fails"
         attempted += result.attempted
     assert attempted > 0

@@ -1,3 +1,5 @@
+"""M1+M2 against torch's and scipy's distributions, in stacks, and conditioned on each class."""
+
 from __future__ import annotations
 
 import math
@@ -12,10 +14,10 @@ from checks import assert_mean
 from vaerdict.core import Model, Proposal, SettingError, ShapeError
 from vaerdict.models import (
     M1M2,
-    Bernoulli,
+    BernoulliLikelihood,
     ClassPrior,
     ClassProposal,
-    Gaussian,
+    GaussianLikelihood,
     PerClass,
     Recognition,
     per_class,
@@ -45,46 +47,46 @@ def normals(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------ likelihoods
-def test_the_bernoulli_likelihood_is_torchs_with_both_derivatives(generator):
+def test_the_bernoulli_likelihood_and_its_derivatives(generator):
     out, x = 3 * normals(generator, 4, N, 6), images(generator)[:, :6]
-    found = Bernoulli().log_prob(x, out)
+    log_prob = BernoulliLikelihood().log_prob(x, out)
     torch.testing.assert_close(
-        found, -F.binary_cross_entropy_with_logits(out, x.expand_as(out), reduction="none").sum(-1)
+        log_prob, -F.binary_cross_entropy_with_logits(out, x.expand_as(out), reduction="none").sum(-1)
     )
-    extreme = Bernoulli().log_prob(torch.tensor([1.0, 0.0]), torch.tensor([[100.0, -100.0], [-100.0, 100.0]]))
+    extreme = BernoulliLikelihood().log_prob(torch.tensor([1.0, 0.0]), torch.tensor([[100.0, -100.0], [-100.0, 100.0]]))
     assert extreme.tolist() == pytest.approx([0.0, -200.0])
-    with torch.random.fork_rng():  # the checks draw their directions from the global state
+    with torch.random.fork_rng():  # gradcheck draws directions from the global state
         few = out[:2, :2].detach().requires_grad_()
-        assert torch.autograd.gradcheck(lambda out: Bernoulli().log_prob(x[:2], out), few)
-        assert torch.autograd.gradgradcheck(lambda out: Bernoulli().log_prob(x[:2], out), few)
+        assert torch.autograd.gradcheck(lambda out: BernoulliLikelihood().log_prob(x[:2], out), few)
+        assert torch.autograd.gradgradcheck(lambda out: BernoulliLikelihood().log_prob(x[:2], out), few)
 
 
 def test_the_gaussian_likelihood_keeps_scales_above_its_floor(generator):
     x, out = normals(generator, N, 3), normals(generator, 4, N, 6)
     scale = F.softplus(out[..., 3:] + math.log(math.e - 1)) + 0.2
     by_torch = distributions.Normal(out[..., :3], scale).log_prob(x).sum(-1)
-    torch.testing.assert_close(Gaussian(0.2).log_prob(x, out), by_torch)
-    collapsed = Gaussian(0.2).log_prob(torch.zeros(1, 1), torch.tensor([[0.0, -1e4]]))
+    torch.testing.assert_close(GaussianLikelihood(0.2).log_prob(x, out), by_torch)
+    collapsed = GaussianLikelihood(0.2).log_prob(torch.zeros(1, 1), torch.tensor([[0.0, -1e4]]))
     assert collapsed.item() == pytest.approx(-math.log(0.2 * math.sqrt(2 * math.pi)))
-    model = M1M2(3, C, d_z=2, d_u=2, hidden=(8,), likelihood=Gaussian(), generator=generator)
+    model = M1M2(3, C, d_z=2, d_u=2, hidden=(8,), likelihood=GaussianLikelihood(), generator=generator)
     assert model.log_likelihood(x.float(), torch.zeros(4, N, 2)).shape == (4, N)
 
 
 # -------------------------------------------------------------------------------------------------- the two models
-def test_the_generative_model_is_what_it_says(generator):
+def test_the_density_of_the_generative_model(generator):
     model, _ = make()
     z, u, x = normals(generator, 7, N, 2), normals(generator, 7, N, 2), images(generator)
     c = torch.eye(C, dtype=torch.double)[torch.tensor([0, 2, 1, 1, 0])]
     loc, raw = model.between(c, u).chunk(2, -1)
-    given = distributions.Normal(loc, F.softplus(raw + math.log(math.e - 1)) + 1e-4)
-    prior = given.log_prob(z).sum(-1) + distributions.Normal(0.0, 1.0).log_prob(u).sum(-1) - math.log(3)
+    p_z = distributions.Normal(loc, F.softplus(raw + math.log(math.e - 1)) + 1e-4)
+    prior = p_z.log_prob(z).sum(-1) + distributions.Normal(0.0, 1.0).log_prob(u).sum(-1) - math.log(3)
     torch.testing.assert_close(model.log_prior(z, c, u), prior)
     pixels = distributions.Bernoulli(logits=model.decoder(z), validate_args=False).log_prob(x.expand(7, N, P))
     torch.testing.assert_close(model.log_likelihood(x, z), pixels.sum(-1))
 
 
 @pytest.mark.parametrize("df", [None, 4.0])
-def test_the_recognition_model_is_what_it_says(df, generator):
+def test_the_density_of_the_recognition_model(df, generator):
     _, q = make(df=df)
     x, z = images(generator), normals(generator, 7, N, 2)
     loc, raw = q.encoder(x).chunk(2, -1)
@@ -96,8 +98,8 @@ def test_the_recognition_model_is_what_it_says(df, generator):
             if df is None
             else stats.multivariate_t(loc[i].detach().numpy(), cov, df)
         )
-        found = q.z_given(x).log_prob(z)[:, i].detach()
-        torch.testing.assert_close(found, torch.as_tensor(frozen.logpdf(z[:, i].numpy())))
+        log_prob = q.z_given(x).log_prob(z)[:, i].detach()
+        torch.testing.assert_close(log_prob, torch.as_tensor(frozen.logpdf(z[:, i].numpy())))
     torch.testing.assert_close(q.log_class(z).exp().sum(-1), torch.ones(7, N, dtype=torch.double))
     c = torch.eye(C, dtype=torch.double)[torch.tensor([0, 2, 1, 1, 0])]
     q_u = q.u_given(z, c)
@@ -114,21 +116,21 @@ def test_dropout_reaches_the_encoder(image_shape, generator):
 
 
 @pytest.mark.parametrize(("df", "image_shape"), [((None, None), None), ((3.0, 3.0), None), ((3.0, 8.0), (4, 4))])
-def test_stacks_give_what_their_members_give(df, image_shape, generator):
+def test_stacks_agree_with_their_members(df, image_shape, generator):
     pairs = [make(s, df[s], image_shape) for s in range(2)]
     model, q = stack([m for m, _ in pairs]), stack([r for _, r in pairs])
     x, z, u = images(generator, 2 * N).reshape(2, N, P), normals(generator, 7, 2, N, 2), normals(generator, 7, 2, N, 2)
     c = torch.eye(C, dtype=torch.double)[torch.tensor([[0, 2, 1, 1, 0], [1, 1, 2, 0, 2]])]
-    found = [model.log_likelihood(x, z), model.log_prior(z, c, u), q.z_given(x).log_prob(z), q.log_class(z)]
-    found.append(q.u_given(z, c).log_prob(u))
+    stacked = [model.log_likelihood(x, z), model.log_prior(z, c, u), q.z_given(x).log_prob(z), q.log_class(z)]
+    stacked.append(q.u_given(z, c).log_prob(u))
     for i, (one, r) in enumerate(pairs):
-        alone = [one.log_likelihood(x[i], z[:, i]), one.log_prior(z[:, i], c[i], u[:, i])]
-        alone += [r.z_given(x[i]).log_prob(z[:, i]), r.log_class(z[:, i]), r.u_given(z[:, i], c[i]).log_prob(u[:, i])]
-        for together, apart in zip(found, alone, strict=True):
-            torch.testing.assert_close(together[:, i], apart, rtol=1e-10, atol=1e-10)
+        single = [one.log_likelihood(x[i], z[:, i]), one.log_prior(z[:, i], c[i], u[:, i])]
+        single += [r.z_given(x[i]).log_prob(z[:, i]), r.log_class(z[:, i]), r.u_given(z[:, i], c[i]).log_prob(u[:, i])]
+        for of_stack, of_member in zip(stacked, single, strict=True):
+            torch.testing.assert_close(of_stack[:, i], of_member, rtol=1e-10, atol=1e-10)
 
 
-def test_a_recognition_model_has_convolutions_where_images_have_a_shape():
+def test_a_recognition_model_has_convolutions_if_images_have_a_shape():
     assert isinstance(make(image_shape=(4, 4))[1].encoder, CNN)
     encoder = make()[1].encoder
     assert isinstance(encoder, MLP)
@@ -144,22 +146,22 @@ def test_sizes_must_be_positive_whole_numbers(name, generator):
         M1M2(**sizes, generator=generator)
 
 
-# -------------------------------------------------------------------------------------------------- class by class
-def test_the_view_by_class_is_a_model_that_counts_the_prior_of_classes(generator):
+# ------------------------------------------------------------------------------------------ conditioned on each class
+def test_the_joint_density_given_each_class_includes_the_prior_of_classes(generator):
     model, _ = make()
     view, x, latent = PerClass(model), images(generator), normals(generator, 7, C, N, 4)
     assert isinstance(view, Model)
-    found = view.log_joint(per_class(x, C), latent)
-    assert found.shape == (7, C, N)
+    log_joint = view.log_joint(per_class(x, C), latent)
+    assert log_joint.shape == (7, C, N)
     for c in range(C):
         z, u = latent[:, c, :, :2], latent[:, c, :, 2:]
         one_hot = torch.eye(C, dtype=torch.double)[[c] * N]
         by_hand = model.log_likelihood(x, z) + model.log_prior(z, one_hot, u)
-        torch.testing.assert_close(found[:, c], by_hand)
+        torch.testing.assert_close(log_joint[:, c], by_hand)
         torch.testing.assert_close(view.prior.log_prob(latent)[:, c], model.log_prior(z, one_hot, u) + math.log(3))
 
 
-def test_observations_by_class_are_a_view(generator):
+def test_observations_per_class_are_a_view(generator):
     x = images(generator)
     repeated = per_class(x, C)
     assert repeated.shape == (C, N, P)
@@ -169,7 +171,7 @@ def test_observations_by_class_are_a_view(generator):
 
 @pytest.mark.parametrize("source", [lambda g: g, Sobol], ids=["iid", "sobol"])
 @pytest.mark.parametrize("kind", ["normal", "student", "prior"])
-def test_proposals_by_class_give_the_density_of_what_they_draw(kind, source, generator):
+def test_proposals_per_class_return_the_density_of_their_draws(kind, source, generator):
     model, q = make(df=5.0 if kind == "student" else None)
     proposal: Proposal = ClassPrior(model) if kind == "prior" else ClassProposal(q)
     x = per_class(images(generator), C)
@@ -181,27 +183,27 @@ def test_proposals_by_class_give_the_density_of_what_they_draw(kind, source, gen
 
 
 @torch.no_grad()
-def test_a_recognition_model_by_class_draws_one_z_for_all_classes_and_u_given_each(generator):
+def test_the_proposal_per_class_draws_one_z_for_all_classes_and_u_given_each(generator):
     _, q = make()
     x = per_class(images(generator), C)
     latent, _ = ClassProposal(q).draw(x, 3000, generator=generator)
     z, u = latent.split(2, -1)
     assert torch.equal(z, z[:, :1].expand_as(z))
-    law = q.z_given(x[0])
-    standard_z = (z[:, 0] - law.loc) / law.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
+    q_z = q.z_given(x[0])
+    standard_z = (z[:, 0] - q_z.loc) / q_z.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
     eye = torch.eye(C, dtype=torch.double)
     for c in range(C):
         q_u = q.u_given(z[:, c], eye[[c] * N])
         standard_u = (u[:, c] - q_u.loc) / q_u.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
         both = torch.cat([standard_z, standard_u], -1)
         assert stats.kstest(both.flatten().numpy(), "norm").pvalue > 1e-6
-        for i in range(2):  # each u is drawn anew, not with z's noise
+        for i in range(2):  # u has its own noise, not that of z
             assert_mean(standard_z[..., i] * standard_u[..., i], 0.0, rate=1e-6)
     assert stats.kstest((1.1 * standard_z).flatten().numpy(), "norm").pvalue < 1e-6
 
 
 @torch.no_grad()
-def test_the_prior_by_class_draws_and_samples_its_law(generator):
+def test_draws_and_samples_of_the_prior_per_class_have_its_distribution(generator):
     model, _ = make()
     prior, x = ClassPrior(model), per_class(images(generator), C)
     assert prior.event_shape == (4,)
@@ -222,17 +224,17 @@ def test_the_prior_by_class_draws_and_samples_its_law(generator):
             assert stats.kstest(other.flatten().numpy(), "norm").pvalue < 1e-6
 
 
-def test_a_recognition_model_by_class_points_to_its_locations(generator):
+def test_the_locations_of_the_proposal_per_class(generator):
     _, q = make()
     x = images(generator)
     z = q.z_given(x).loc
-    found = ClassProposal(q).locate(per_class(x, C))
+    locations = ClassProposal(q).locate(per_class(x, C))
     for c in range(C):
-        torch.testing.assert_close(found[c, :, :2], z)
-        torch.testing.assert_close(found[c, :, 2:], q.u_given(z, torch.eye(C, dtype=torch.double)[[c] * N]).loc)
+        torch.testing.assert_close(locations[c, :, :2], z)
+        torch.testing.assert_close(locations[c, :, 2:], q.u_given(z, torch.eye(C, dtype=torch.double)[[c] * N]).loc)
 
 
-def test_latents_without_the_axis_of_classes_are_refused(generator):
+def test_latents_without_an_axis_of_classes_are_refused(generator):
     model, q = make()
     x = images(generator)
     with pytest.raises(ShapeError, match=r"latents \(7, 5, 4\) have no batch axis of 3 classes; use `per_class`"):

@@ -18,7 +18,7 @@ def members(n: int = 3, **settings: Tensor) -> list[MLP]:
 
 @pytest.mark.parametrize("lead", [(), (5,), (5, 6)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_stacked_linear_map_is_one_map_a_member(lead, with_bias, generator):
+def test_a_stacked_linear_map_is_one_map_per_member(lead, with_bias, generator):
     x = torch.randn(*lead, 3, 7, 4, generator=generator, dtype=torch.double)
     weight = torch.randn(3, 2, 4, generator=generator, dtype=torch.double)
     bias = torch.randn(3, 2, generator=generator, dtype=torch.double) if with_bias else None
@@ -30,50 +30,50 @@ def test_a_stacked_linear_map_is_one_map_a_member(lead, with_bias, generator):
 
 
 @pytest.mark.parametrize("differ", [False, True])
-def test_a_stack_gives_what_its_members_give(differ, generator):
-    parts = members()
-    for i, part in enumerate(parts):
-        part.center.fill_(0.5 + i * differ)
-        part.spread.fill_(2.0 + i * differ)
-    whole = stack(parts)
-    assert whole.center.shape == ((3, 4) if differ else (4,))  # equal buffers are shared
+def test_a_stack_gives_the_outputs_of_its_members(differ, generator):
+    nets = members()
+    for i, net in enumerate(nets):
+        net.center.fill_(0.5 + i * differ)
+        net.spread.fill_(2.0 + i * differ)
+    stacked = stack(nets)
+    assert stacked.center.shape == ((3, 4) if differ else (4,))  # equal buffers are shared
     x = torch.randn(6, 3, 7, 4, generator=generator, dtype=torch.double)
-    out = whole(x)
-    for m, part in enumerate(parts):
-        torch.testing.assert_close(out[:, m], part(x[:, m]), rtol=1e-12, atol=1e-12)
+    out = stacked(x)
+    for m, net in enumerate(nets):
+        torch.testing.assert_close(out[:, m], net(x[:, m]), rtol=1e-12, atol=1e-12)
 
 
-def test_stack_and_unstack_are_inverse_and_share_nothing():
-    parts = members()
-    parts[1].center.fill_(3.0)
-    parts[0].layers[0].bias.requires_grad_(False)
-    whole = stack(parts)
-    assert not whole.get_parameter("layers.0.bias").requires_grad
-    assert whole.get_parameter("layers.0.weight").requires_grad
-    for m, part in enumerate(parts):
-        back = unstack(whole, parts[0], m)
-        for name, value in part.state_dict().items():
-            assert torch.equal(back.state_dict()[name], value), name
-    before = parts[0].layers[0].weight.clone()
+def test_stack_and_unstack_are_inverse_and_share_no_memory():
+    nets = members()
+    nets[1].center.fill_(3.0)
+    nets[0].layers[0].bias.requires_grad_(False)
+    stacked = stack(nets)
+    assert not stacked.get_parameter("layers.0.bias").requires_grad
+    assert stacked.get_parameter("layers.0.weight").requires_grad
+    for m, net in enumerate(nets):
+        member = unstack(stacked, nets[0], m)
+        for name, value in net.state_dict().items():
+            assert torch.equal(member.state_dict()[name], value), name
+    before = nets[0].layers[0].weight.clone()
     with torch.no_grad():
-        whole.get_parameter("layers.0.weight").zero_()
-    assert torch.equal(parts[0].layers[0].weight, before)
+        stacked.get_parameter("layers.0.weight").zero_()
+    assert torch.equal(nets[0].layers[0].weight, before)
 
 
 def test_gradients_of_a_stack_stay_with_their_member(generator):
-    whole = stack(members())
+    stacked = stack(members())
     x = torch.randn(3, 7, 4, generator=generator, dtype=torch.double)
-    whole(x)[1].sum().backward()
-    gradient = whole.get_parameter("layers.0.weight").grad
+    stacked(x)[1].sum().backward()
+    gradient = stacked.get_parameter("layers.0.weight").grad
     assert gradient is not None
     assert gradient[1].abs().sum() > 0
     assert gradient[[0, 2]].abs().sum() == 0
 
 
-def test_what_cannot_be_stacked_is_refused():
+def test_modules_that_cannot_be_stacked_raise():
     with pytest.raises(SettingError, match="needs at least one module"):
         stack([])
-    with pytest.raises(SettingError, match="one stackable kind can be stacked, not Identity; keep them apart"):
+    with pytest.raises(SettingError, match="one stackable class can be stacked, not Identity; train them one by one"):
         stack([nn.Identity()])
     with pytest.raises(SettingError, match="not Identity, MLP"):
         stack([members(1)[0], nn.Identity()])
@@ -83,20 +83,20 @@ def test_what_cannot_be_stacked_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(7, 4), (2, 7, 4)])
-def test_input_without_the_member_axis_is_refused(shape):
+def test_input_without_the_member_axis_raises(shape):
     with pytest.raises(ShapeError, match=r"a stack of 3 members needs input \(\.\.\., 3, n, in\), got"):
         stack(members())(torch.zeros(*shape, dtype=torch.double))
 
 
 @pytest.mark.parametrize("features", [1, 5])
-def test_input_with_other_features_is_refused(features):
+def test_input_with_another_number_of_features_raises(features):
     with pytest.raises(ShapeError, match=f"x has {features} features, the network takes 4"):
         members(1)[0](torch.zeros(7, features))
     with pytest.raises(ShapeError, match=f"input has {features} features, the layer takes 4"):
         Linear(4, 2, generator=seeded(0))(torch.zeros(7, features))
 
 
-def test_networks_start_from_their_generator_within_reach(generator):
+def test_initial_weights_are_bounded_and_drawn_from_the_generator(generator):
     first, again, other = (Linear(16, 200, generator=seeded(s)) for s in (0, 0, 1))
     assert torch.equal(first.weight, again.weight)
     assert not torch.equal(first.weight, other.weight)
@@ -117,15 +117,15 @@ def test_an_mlp_standardises_and_alternates_maps_and_activations(generator):
 
 
 # ------------------------------------------------------------------------------------------------ split products
-def test_a_split_product_is_the_product_with_its_derivatives(generator):
+def test_a_split_product_has_the_values_and_derivatives_of_the_product(generator):
     x = torch.randn(2, 2 * networks._SPLITS, 3, generator=generator, dtype=torch.double, requires_grad=True)
     weight = torch.randn(2, 4, 3, generator=generator, dtype=torch.double, requires_grad=True)
     product = networks._SplitProduct.apply
     assert torch.equal(product(x, weight), x @ weight.mT)
     up = torch.randn(2, 2 * networks._SPLITS, 4, generator=generator, dtype=torch.double)
     split = torch.autograd.grad(product(x, weight), (x, weight), up)
-    for ours, plain in zip(split, torch.autograd.grad(x @ weight.mT, (x, weight), up), strict=True):
-        torch.testing.assert_close(ours, plain)
+    for gradient, expected in zip(split, torch.autograd.grad(x @ weight.mT, (x, weight), up), strict=True):
+        torch.testing.assert_close(gradient, expected)
     few = (x[:, : networks._SPLITS, :2].detach().requires_grad_(), weight[:, :2, :2].detach().requires_grad_())
     with torch.random.fork_rng():  # the checks draw their directions from the global state
         assert torch.autograd.gradcheck(product, few)
@@ -134,7 +134,7 @@ def test_a_split_product_is_the_product_with_its_derivatives(generator):
 
 
 # -------------------------------------------------------------------------------------------------------- dropout
-def test_dropout_keeps_the_mean_and_scales_up_what_it_keeps(generator):
+def test_dropout_preserves_the_mean(generator):
     h = torch.full((400, 500), 3.0, dtype=torch.double)
     dropped = Dropout(0.3, (generator,))(h)
     torch.testing.assert_close(dropped.unique(), torch.tensor([0, 3 / 0.7], dtype=torch.double), rtol=1e-6, atol=0)
@@ -143,33 +143,33 @@ def test_dropout_keeps_the_mean_and_scales_up_what_it_keeps(generator):
         assert_mean(0.98 * dropped, 3.0, rate=1e-6)
 
 
-def test_dropout_of_nothing_draws_nothing(generator):
+def test_dropout_of_rate_zero_uses_no_random_numbers(generator):
     before, h = generator.get_state(), torch.ones(3, 4)
     assert Dropout(0.0, (generator,))(h) is h
     assert torch.equal(generator.get_state(), before)
 
 
 @pytest.mark.parametrize("lead", [(), (5,), (2, 5)])
-def test_each_member_of_a_stack_drops_by_its_own_generator(lead):
+def test_each_member_of_a_stack_has_its_dropout_generator(lead):
     h = torch.ones(*lead, 3, 7, 4)
-    together = Dropout(0.5, tuple(seeded(s) for s in range(3)))(h)
+    stacked = Dropout(0.5, tuple(seeded(s) for s in range(3)))(h)
     for m in range(3):
-        assert torch.equal(together[..., m, :, :], Dropout(0.5, (seeded(m),))(h[..., m, :, :]))
-    assert not torch.equal(together[..., 0, :, :], together[..., 1, :, :])
+        assert torch.equal(stacked[..., m, :, :], Dropout(0.5, (seeded(m),))(h[..., m, :, :]))
+    assert not torch.equal(stacked[..., 0, :, :], stacked[..., 1, :, :])
 
 
-def test_an_mlp_drops_behind_every_hidden_layer_and_nowhere_else(generator):
+def test_an_mlp_applies_dropout_after_every_hidden_layer_only(generator):
     net, x = members(1)[0], torch.randn(7, 4, generator=generator, dtype=torch.double)
     halved = net.layers[2](0.5 * F.relu(net.layers[1](0.5 * F.relu(net.layers[0](x)))))
     torch.testing.assert_close(net(x, lambda h: 0.5 * h), halved)
 
 
-# ---------------------------------------------------------------------------------------- class and vector together
+# ----------------------------------------------------------------------------------------- class and vector
 def joints(n: int) -> list[Joint]:
     return [Joint(3, 2, 4, (8, 6), generator=seeded(s)).double() for s in range(n)]
 
 
-def test_a_joint_network_is_a_perceptron_of_both_side_by_side(generator):
+def test_a_joint_network_is_a_perceptron_of_the_concatenated_inputs(generator):
     (net,) = joints(1)
     c, v = torch.eye(3, dtype=torch.double)[[0, 2, 1, 1]], torch.randn(4, 2, generator=generator, dtype=torch.double)
     weight = torch.cat([net.of_class.weight, net.of_vector.weight], 1)
@@ -178,7 +178,7 @@ def test_a_joint_network_is_a_perceptron_of_both_side_by_side(generator):
 
 
 @pytest.mark.parametrize("members", [0, 2])
-def test_a_joint_network_repeats_what_has_fewer_axes(members, generator):
+def test_the_inputs_of_a_joint_network_broadcast(members, generator):
     net = stack(joints(members)) if members else joints(1)[0]
     batch = (members, 6) if members else (6,)
     v = torch.randn(5, *batch, 2, generator=generator, dtype=torch.double)
@@ -187,8 +187,8 @@ def test_a_joint_network_repeats_what_has_fewer_axes(members, generator):
     out = net(c, v)
     assert out.shape == (3, 5, *batch, 4)
     torch.testing.assert_close(out, net(c.expand(3, 5, *batch, 3), v.expand(3, 5, *batch, 2)))
-    for i, one in enumerate(joints(members)):
-        torch.testing.assert_close(out[:, :, i], one(c[:, :, i], v[:, i]), rtol=1e-12, atol=1e-12)
+    for i, member in enumerate(joints(members)):
+        torch.testing.assert_close(out[:, :, i], member(c[:, :, i], v[:, i]), rtol=1e-12, atol=1e-12)
 
 
 # --------------------------------------------------------------------------------------------------- convolutions
@@ -206,7 +206,7 @@ def cnns(image_shape: tuple[int, int], n: int = 3) -> list[CNN]:
 
 
 @pytest.mark.parametrize("image_shape", [(8, 8), (7, 9), (5, 4), (3, 2), (1, 6)])
-def test_convolutions_are_those_of_torch_on_images_of_any_size(image_shape, generator):
+def test_convolutions_agree_with_torch_on_images_of_any_size(image_shape, generator):
     (net,) = cnns(image_shape, 1)
     x = torch.randn(6, image_shape[0] * image_shape[1], generator=generator, dtype=torch.double)
     torch.testing.assert_close(net(x), by_torch(net, x), rtol=1e-10, atol=1e-12)
@@ -215,22 +215,21 @@ def test_convolutions_are_those_of_torch_on_images_of_any_size(image_shape, gene
 
 
 def by_torch_halved(net: CNN, x: Tensor) -> Tensor:
-    """The network with its hidden units behind the convolutions halved."""
-    whole, head = by_torch(net, x), net.head.layers
-    bias = head[1].get_parameter("bias")
-    return 0.5 * (whole - bias) + bias
+    """The network with its hidden units after the convolutions halved."""
+    bias = net.head.layers[1].get_parameter("bias")
+    return 0.5 * (by_torch(net, x) - bias) + bias
 
 
 @pytest.mark.parametrize("lead", [(), (5,), (2, 3)])
-def test_a_stack_of_convolutional_networks_gives_what_its_members_give(lead, generator):
-    parts = cnns((5, 4))
+def test_a_stack_of_convolutional_networks_gives_the_outputs_of_its_members(lead, generator):
+    nets = cnns((5, 4))
     x = torch.randn(*lead, 3, 7, 20, generator=generator, dtype=torch.double)
-    out = stack(parts)(x)
-    for m, part in enumerate(parts):
-        torch.testing.assert_close(out[..., m, :, :], part(x[..., m, :, :]), rtol=1e-10, atol=1e-12)
+    out = stack(nets)(x)
+    for m, net in enumerate(nets):
+        torch.testing.assert_close(out[..., m, :, :], net(x[..., m, :, :]), rtol=1e-10, atol=1e-12)
 
 
-def test_images_of_another_size_or_without_the_member_axis_are_refused():
+def test_images_of_another_size_or_without_the_member_axis_raise():
     with pytest.raises(ShapeError, match=r"images have 16 pixels, the network takes \(5, 4\)"):
         cnns((5, 4))[0](torch.zeros(7, 16, dtype=torch.double))
     for shape in ((6, 20), (2, 6, 20), (3, 2, 6, 20)):

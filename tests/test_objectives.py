@@ -1,7 +1,7 @@
 """Bounds and losses against closed forms: target N(0, 1) or a bivariate normal, q normal.
 
-For p = N(0, 1) and q = N(m, s^2) the divergences are known, and with one copy of (m, log s) an independent replicate
-one backward pass gives as many independent gradients as there are replicates.
+For p = N(0, 1) and q = N(m, s^2) the divergences are known. With one copy of (m, log s) per replicate, one backward
+pass gives independent gradients of all replicates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vaerdict.models.ppca import PPCA
 from vaerdict.noise import as_source
 from vaerdict.objectives import Loss, loss
 
-LOG_EVIDENCE = -1.7  # the target is known up to a constant, as a joint density is
+LOG_EVIDENCE = -1.7  # the target is unnormalised, as a joint density is
 
 
 def reverse_kl_exact(m: Tensor, log_s: Tensor) -> Tensor:
@@ -42,15 +42,17 @@ def cubo_exact(m: Tensor, log_s: Tensor) -> Tensor:
 EXACT = {"elbo": reverse_kl_exact, "forward_kl": forward_kl_exact, "cubo": cubo_exact}
 
 
-def weigh(q: Elliptical, log_p: Callable[[Tensor], Tensor], kind: Loss, k: int, generator) -> tuple[Tensor, Tensor]:
-    """Build (log_w, log_q) with the gradients the loss asks for."""
+def log_weights(
+    q: Elliptical, log_p: Callable[[Tensor], Tensor], kind: Loss, k: int, generator
+) -> tuple[Tensor, Tensor]:
+    """(log_w, log_q) with the gradients that the loss needs."""
     z = q.transform(q.noise(k, as_source(generator)))
     z = z if kind.z_grad else z.detach()
     log_q = (q if kind.q_grad else q.detach()).log_prob(z)
     return log_p(z) - log_q, log_q
 
 
-def line_target(z: Tensor) -> Tensor:
+def normal_target(z: Tensor) -> Tensor:
     return StandardNormal(1).log_prob(z) + LOG_EVIDENCE
 
 
@@ -59,7 +61,7 @@ def gradients(kind: Loss, m: float, s: float, k: int, replicates: int, generator
     loc = torch.full((replicates,), m, dtype=torch.double, requires_grad=True)
     log_s = torch.full((replicates,), math.log(s), dtype=torch.double, requires_grad=True)
     q = Elliptical(loc[:, None], Diagonal(log_s.exp()[:, None]))
-    total = kind(*weigh(q, line_target, kind, k, generator)).sum()
+    total = kind(*log_weights(q, normal_target, kind, k, generator)).sum()
     return torch.stack(torch.autograd.grad(total, (loc, log_s)))
 
 
@@ -71,7 +73,7 @@ def assert_mean_near(sample: Tensor, expected: float, *, bias: float, rate: floa
 
 
 # ----------------------------------------------------------------------------------------------------- bounds
-def test_bounds_agree_where_they_must(generator):
+def test_relations_between_bounds(generator):
     log_w = torch.randn(7, 4, generator=generator, dtype=torch.double)
     one = log_w[:1]
     assert torch.equal(objectives.iwelbo(one), objectives.elbo(one))
@@ -105,7 +107,7 @@ def test_bounds_estimate_their_closed_forms(generator):
     m, s = torch.tensor(0.4, dtype=torch.double), torch.tensor(1.5, dtype=torch.double)
     q = Elliptical(m.expand(200, 1), Diagonal(s.expand(200, 1)))
     z, log_q = q.draw(None, 4000, generator=generator)
-    log_w = line_target(z) - log_q
+    log_w = normal_target(z) - log_q
     assert_mean(objectives.elbo(log_w), LOG_EVIDENCE - reverse_kl_exact(m, s.log()).item(), rate=1e-6)
     for value, exact in [
         (objectives.iwelbo(log_w), LOG_EVIDENCE),
@@ -117,7 +119,7 @@ def test_bounds_estimate_their_closed_forms(generator):
             assert_mean_near(value, exact + 0.01, bias=2 / 4000, rate=1e-6)
 
 
-def test_weights_of_zero_neither_poison_values_nor_gradients():
+def test_values_and_gradients_are_finite_with_weights_of_zero():
     log_w = torch.tensor([[0.0], [-torch.inf], [1.0]], dtype=torch.double, requires_grad=True)
     log_q = torch.tensor([[0.3], [-torch.inf], [0.1]], dtype=torch.double)
     for name in ("iwelbo_dreg_loss", "forward_kl_dreg_loss", "cubo_dreg_loss"):
@@ -146,7 +148,7 @@ def test_pathwise_losses_are_their_bounds_and_descend_them(bound, fn, sign, alph
     kind = loss(bound, "pathwise", alpha=alpha)
 
     def at(loc: Tensor, log_s: Tensor) -> Tensor:
-        z = loc + log_s.exp() * noise  # the same noise on both sides of a finite difference
+        z = loc + log_s.exp() * noise  # the same noise for every parameter value
         log_q = Elliptical(loc, Diagonal(log_s.exp())).log_prob(z)
         log_w = StandardNormal(2).log_prob(z) - log_q
         assert torch.equal(kind(log_w, log_q), sign * fn(log_w))
@@ -176,20 +178,20 @@ def test_losses_have_the_exact_gradient_on_average(bound, estimator, generator):
     (exact,) = torch.autograd.grad(EXACT[bound](at[0], at[1]), at)
     sample = gradients(loss(bound, estimator), m, s, k, 400, generator)
     bias = 0.0 if bound == "elbo" else 10 / k
-    for got, want in zip(sample, exact.tolist(), strict=True):
-        assert_mean_near(got, want, bias=bias, rate=1e-6)
+    for gradient, expected in zip(sample, exact.tolist(), strict=True):
+        assert_mean_near(gradient, expected, bias=bias, rate=1e-6)
         with pytest.raises(AssertionError, match="is not near"):
-            assert_mean_near(1.1 * got, want, bias=bias, rate=1e-6)  # a loss scaled by ten per cent is noticed
+            assert_mean_near(1.1 * gradient, expected, bias=bias, rate=1e-6)  # an error of ten per cent is detected
 
 
-def test_a_planted_wrong_sign_climbs_the_cubo(generator):
-    """The dreg expression with q *not* stopped: the slip that makes a chi-square fit run away."""
+def test_the_dreg_expression_without_stopping_q_ascends_the_cubo(generator):
+    """The sign error that makes a chi-square fit diverge."""
     wrong = Loss("cubo", "wrong", lambda log_w, log_q: objectives.cubo_dreg_loss(log_w), z_grad=True, q_grad=True)
     right = gradients(loss("cubo", "dreg"), 0.0, 1.5, 2000, 400, generator)[1]
-    slipped = gradients(wrong, 0.0, 1.5, 2000, 400, generator)[1]
+    ascending = gradients(wrong, 0.0, 1.5, 2000, 400, generator)[1]
     exact = 1 - 1.5**2 / (2 * 1.5**2 - 1)  # +0.357
     assert_mean_near(right, exact, bias=10 / 2000, rate=1e-6)
-    assert_mean_near(slipped, -exact, bias=10 / 2000, rate=1e-6)
+    assert_mean_near(ascending, -exact, bias=10 / 2000, rate=1e-6)
 
 
 # ---------------------------------------------------------------------------- doubly reparameterised gradients
@@ -208,7 +210,7 @@ def test_dreg_and_pathwise_have_the_same_mean(k, alpha, generator):
 
 
 def test_dropping_the_score_term_of_the_iwelbo_would_be_biased(generator):
-    """The companion: coefficients w instead of w squared, the way `stl` would have it."""
+    """With coefficients w instead of w squared, as `stl` would have."""
     stl = Loss("iwelbo", "stl", lambda log_w, _: -(torch.softmax(log_w.detach(), 0) * log_w).sum(0), True, False)
     state = generator.get_state()
     biased = gradients(stl, 0.4, 1.3, 16, 40_000, generator)[1]
@@ -218,11 +220,11 @@ def test_dropping_the_score_term_of_the_iwelbo_would_be_biased(generator):
 
 
 def test_signal_to_noise_falls_with_k_for_pathwise_and_rises_for_dreg(generator):
-    """Rainforth et al. (2018): of order K^-1/2 and K^1/2; from 4 to 256 particles an eighth and eightfold."""
+    """Rainforth et al. (2018): of order K^-1/2 and K^1/2, hence a factor of 8 from 4 to 256 particles."""
     ratio: dict[str, list[float]] = {"pathwise": [], "dreg": []}
     for k in (4, 32, 256):
         sample = {e: gradients(loss("iwelbo", e), 0.4, 1.3, k, 4000, generator)[1] for e in ratio}
-        signal = sample["dreg"].mean().abs().item()  # their means are equal, and dreg's is the better known
+        signal = sample["dreg"].mean().abs().item()  # their means are equal, and that of dreg has less noise
         for estimator, gradient in sample.items():
             ratio[estimator].append(signal / gradient.std().item())
     falling, rising = ratio["pathwise"], ratio["dreg"]
@@ -259,7 +261,9 @@ def fit(kind: Loss, precision: Tensor, k: int, *, steps: int, batch: int, genera
     for step in range(steps):
         optimiser.zero_grad()
         q = Elliptical(torch.zeros(batch, 2, dtype=torch.double), Diagonal(log_s.exp().expand(batch, 2)))
-        log_w, log_q = weigh(q, lambda z: -0.5 * torch.einsum("...i,ij,...j", z, precision, z), kind, k, generator)
+        log_w, log_q = log_weights(
+            q, lambda z: -0.5 * torch.einsum("...i,ij,...j", z, precision, z), kind, k, generator
+        )
         kind(log_w, log_q).mean().backward()
         optimiser.step()
         schedule.step()
@@ -279,16 +283,16 @@ def fit(kind: Loss, precision: Tensor, k: int, *, steps: int, batch: int, genera
     ],
 )
 def test_fits_reach_the_closed_form_precisions_within_three_per_cent(bound, estimator, generator):
-    """K = 2000: over seeds the precision is off by 0.1 to 0.5 per cent (a bias of order 1/K), and varies by 0.4."""
+    """K = 2000: over seeds the bias of the precision is 0.1 to 0.5 per cent (order 1/K), its spread 0.4 per cent."""
     fitted = fit(loss(bound, estimator), PRECISION, 2000, steps=300, batch=4, generator=generator)
     best = optimum(bound, PRECISION)
     assert ((fitted / best - 1).abs() < 0.03).all(), f"{fitted.tolist()} against {best.tolist()}"
     others = [optimum(other, PRECISION) for other in EXACT if other != bound]
-    assert all(((fitted / other - 1).abs() > 0.1).all() for other in others)  # three per cent tells them apart
+    assert all(((fitted / other - 1).abs() > 0.1).all() for other in others)  # three per cent distinguishes the optima
 
 
 def test_finite_k_bias_of_the_cubo_losses(generator):
-    """Task variances, correlation 0.8: the optimal variance is 1.37, that of the reverse KL 0.36.
+    """Unit variances, correlation 0.8: the optimal variance is 1.37, that of the reverse KL 0.36.
 
     Measured: dreg .36 / .99 / 1.30 / 1.36 at K = 1 / 5 / 30 / 200, score .69 / 1.24 / 1.34 at K = 5 / 30 / 200.
     """
@@ -308,8 +312,8 @@ def test_finite_k_bias_of_the_cubo_losses(generator):
     assert variance("pathwise", 5) < 0.1 * best  # descending the K-sample CUBO itself collapses q
 
 
-# ------------------------------------------------------------------------------------------------- the table
-def test_every_legal_pair_runs_and_says_which_parts_carry_gradient(generator):
+# ------------------------------------------------------------------------------- pairs of bound and estimator
+def test_every_valid_pair_runs_and_declares_its_gradients(generator):
     log_w = torch.randn(5, 3, generator=generator)
     for bound, estimator in objectives.legal_pairs():
         kind = loss(bound, estimator, alpha=0.5 if bound == "vr_iwelbo" else None)
@@ -334,6 +338,6 @@ def test_every_legal_pair_runs_and_says_which_parts_carry_gradient(generator):
         ("elbow", "stl", None, "choose one of elbo by pathwise"),
     ],
 )
-def test_illegal_pairs_are_refused_with_the_remedy(bound, estimator, alpha, message):
+def test_invalid_pairs_raise_with_a_remedy(bound, estimator, alpha, message):
     with pytest.raises(SettingError, match=message):
         loss(bound, estimator, alpha=alpha)

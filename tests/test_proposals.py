@@ -11,11 +11,20 @@ from checks import assert_mean
 from vaerdict import core, proposals
 from vaerdict.core import Draws, SettingError, ShapeError
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.flows import Flow, SplineFlow
 from vaerdict.models.ppca import PPCA
 from vaerdict.networks import stack, stackable
 from vaerdict.noise import Sobol, as_source, seeded
-from vaerdict.proposals import Mixture, Normal, Prior, Student, Trainable, defensive, optimal_shares
+from vaerdict.proposals import (
+    Flow,
+    Mixture,
+    Normal,
+    Prior,
+    SplineFlow,
+    Student,
+    Trainable,
+    defensive,
+    optimal_shares,
+)
 
 FAMILIES: dict[str, proposals.Family] = {
     "normal": Normal(),
@@ -36,7 +45,7 @@ def x(model) -> Tensor:
     return model.simulate(6, generator=seeded(1))[0]
 
 
-def made(name: str, x: Tensor, seed: int = 2) -> Trainable:
+def new_proposal(name: str, x: Tensor, seed: int = 2) -> Trainable:
     family = FAMILIES[name]
     assert isinstance(family, proposals.Family)
     module = family.make(x, 2, hidden=(16,), generator=seeded(seed))
@@ -46,8 +55,9 @@ def made(name: str, x: Tensor, seed: int = 2) -> Trainable:
 
 def proposal(name: str, model: PPCA, x: Tensor) -> core.Proposal:
     if name in FAMILIES:
-        return made(name, x)
-    mixture = defensive({"wide": model.posterior(x, inflate=2.0), "normal": made("normal", x)}, model.prior, 0.1)
+        return new_proposal(name, x)
+    components = {"wide": model.posterior(x, inflate=2.0), "normal": new_proposal("normal", x)}
+    mixture = defensive(components, model.prior, 0.1)
     return mixture if name == "mixture" else Prior(model.prior)
 
 
@@ -58,7 +68,7 @@ def q(request, model, x) -> core.Proposal:
 
 
 @torch.no_grad()
-def test_draws_repeat_and_carry_their_density(q, x):
+def test_draws_are_reproducible_and_have_the_density_of_log_prob(q, x):
     assert isinstance(q, core.Proposal)
     z, log_q = q.draw(x, 40, generator=seeded(3))
     assert (z.shape, log_q.shape, z.dtype) == ((40, 6, 2), (40, 6), torch.float64)
@@ -70,36 +80,36 @@ def test_draws_repeat_and_carry_their_density(q, x):
 
 @torch.no_grad()
 def test_weights_average_to_the_evidence(q, model, x):
-    for part in q.components.values() if isinstance(q, Mixture) else [q]:
-        if isinstance(part, Trainable):  # keep the untrained networks near the prior, which covers the posterior
-            for name, parameter in part.named_parameters():
+    for component in q.components.values() if isinstance(q, Mixture) else [q]:
+        if isinstance(component, Trainable):  # keep untrained networks near the prior, which covers the posterior
+            for name, parameter in component.named_parameters():
                 parameter *= 1 if name == "log_df" else 0.3
     z, log_q = q.draw(x, 20_000, generator=seeded(5))
     ratio = (model.log_joint(x, z) - log_q - model.log_evidence(x)).exp()
-    assert ratio.max() < 100  # bounded weights, so the normal bound is honest
+    assert ratio.max() < 100  # bounded weights, so that the normal approximation holds
     assert_mean(ratio.mean(1), 1.0, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean(1.05 * ratio.mean(1), 1.0, rate=1e-6)
 
 
-def test_no_particles_are_refused(q, x, generator):
+def test_zero_particles_raise(q, x, generator):
     with pytest.raises(SettingError, match="k=0 must be a whole number of at least 1"):
         q.draw(x, 0, generator=generator)
 
 
 @torch.no_grad()
 def test_batches_of_any_shape(q, x, generator):
-    many = x.expand(3, 6, 5)
-    if isinstance(q, Mixture):  # its exact posterior is made for one batch
+    stacked = x.expand(3, 6, 5)
+    if isinstance(q, Mixture):  # its exact posterior is for one batch only
         q = Mixture({"normal": q.components["normal"], "PRIOR": q.components["PRIOR"]})
-    z, log_q = q.draw(many, 4, generator=generator)
+    z, log_q = q.draw(stacked, 4, generator=generator)
     assert (z.shape, log_q.shape) == ((4, 3, 6, 2), (4, 3, 6))
 
 
 # ------------------------------------------------------------------------------------------- trainable families
 @pytest.mark.parametrize("name", FAMILIES)
-def test_stopping_keeps_the_value_and_drops_the_gradient_in_the_parameters(name, x):
-    q = made(name, x)
+def test_a_detached_conditional_has_the_same_density_and_no_gradient_in_the_parameters(name, x):
+    q = new_proposal(name, x)
     parameters = list(q.parameters())
     conditional = q(x)
     assert isinstance(conditional, proposals.Conditional)
@@ -112,8 +122,8 @@ def test_stopping_keeps_the_value_and_drops_the_gradient_in_the_parameters(name,
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_noise_is_that_of_the_draw(name, x):
-    q = made(name, x)
+def test_noise_reproduces_the_draw(name, x):
+    q = new_proposal(name, x)
     noise = q.noise(x, 3, as_source(seeded(7)))
     assert torch.equal(q(x).transform(noise), q.draw(x, 3, generator=seeded(7)).z)
 
@@ -121,66 +131,68 @@ def test_noise_is_that_of_the_draw(name, x):
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "flow"])
 @torch.no_grad()
 def test_a_stack_of_proposals_equals_its_members(name, x):
-    parts = [made(name, x, seed) for seed in range(3)]
-    for i, part in enumerate(parts):
-        if isinstance(part.log_df, nn.Parameter):
-            part.log_df += 0.3 * i
-    whole = stack(parts)
-    assert isinstance(whole, Trainable)
-    draws = whole.draw(x.expand(3, 6, 5), 4, generator=[seeded(s) for s in range(3)])
-    for m, part in enumerate(parts):
-        alone = part.draw(x, 4, generator=seeded(m))
+    members = [new_proposal(name, x, seed) for seed in range(3)]
+    for i, member in enumerate(members):
+        if isinstance(member.log_df, nn.Parameter):
+            member.log_df += 0.3 * i
+    stacked = stack(members)
+    assert isinstance(stacked, Trainable)
+    draws = stacked.draw(x.expand(3, 6, 5), 4, generator=[seeded(s) for s in range(3)])
+    for m, member in enumerate(members):
+        alone = member.draw(x, 4, generator=seeded(m))
         torch.testing.assert_close(draws.z[:, m], alone.z, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(draws.log_q[:, m], alone.log_q, rtol=1e-12, atol=1e-12)
 
 
-def test_families_start_near_the_prior_and_name_themselves(x):
+def test_untrained_proposals_are_near_the_prior_and_families_have_suffixes(x):
     suffixes = [family.suffix for family in FAMILIES.values()]
     assert suffixes == ["", "-full", "-t", "-full-t", "-flow"]
-    covariance = made("normal-full", x)(x).covariance().detach()
+    covariance = new_proposal("normal-full", x)(x).covariance().detach()
     assert (covariance.diagonal(dim1=-2, dim2=-1) < 5).all()
     assert (covariance.diagonal(dim1=-2, dim2=-1) > 0.2).all()
-    assert stackable(made("normal", x))
-    assert not stackable(made("flow", x))
+    assert stackable(new_proposal("normal", x))
+    assert not stackable(new_proposal("flow", x))
 
 
 def test_only_a_learned_df_is_a_parameter(x):
-    assert "log_df" in dict(made("student-full", x).named_parameters())
-    assert "log_df" in dict(made("student", x).named_buffers())
+    assert "log_df" in dict(new_proposal("student-full", x).named_parameters())
+    assert "log_df" in dict(new_proposal("student", x).named_buffers())
     with pytest.raises(SettingError, match="df=0 must be positive; 5 is a good start"):
         Student(df=0)
 
 
 @pytest.mark.parametrize("name", ["normal", "flow"])
-def test_a_column_constant_in_training_does_no_harm_where_it_varies(name, x):
-    flat = torch.cat([x, torch.ones(6, 1, dtype=torch.double)], -1)
-    q = made(name, flat)
-    flat[0, -1] = 3.0
-    assert torch.isfinite(q.draw(flat, 5, generator=seeded(0)).log_q).all()
-    assert q.draw(flat, 5, generator=seeded(0)).z.abs().max() < 1e3
-    assert torch.isfinite(made(name, flat[:1]).draw(flat, 5, generator=seeded(0)).log_q).all()  # one row has no spread
+def test_a_column_constant_in_training_may_vary_later(name, x):
+    x = torch.cat([x, torch.ones(6, 1, dtype=torch.double)], -1)
+    q = new_proposal(name, x)
+    x[0, -1] = 3.0
+    assert torch.isfinite(q.draw(x, 5, generator=seeded(0)).log_q).all()
+    assert q.draw(x, 5, generator=seeded(0)).z.abs().max() < 1e3
+    assert torch.isfinite(
+        new_proposal(name, x[:1]).draw(x, 5, generator=seeded(0)).log_q
+    ).all()  # one row has no spread
 
 
 def test_a_flow_inverts_its_own_transform(x):
-    q = made("flow", x)
+    q = new_proposal("flow", x)
     assert isinstance(q, Flow)
     noise = q.noise(x, 50, as_source(seeded(0)))
     z = q(x).transform(noise)
-    back = q.flow.flow((x - q.center) / q.spread).transform(z)
-    torch.testing.assert_close(back, noise.normal, rtol=1e-9, atol=1e-9)
+    inverse = q.flow.flow((x - q.center) / q.spread).transform(z)
+    torch.testing.assert_close(inverse, noise.normal, rtol=1e-9, atol=1e-9)
 
 
-def test_a_flow_says_how_to_get_zuko(x, monkeypatch):
+def test_the_error_without_zuko_names_the_extra(x, monkeypatch):
     monkeypatch.setitem(sys.modules, "zuko.flows", None)
-    with pytest.raises(SettingError, match=r"need zuko; install it with `pip install vaerdict\[flows\]`"):
-        made("flow", x)
+    with pytest.raises(SettingError, match=r"needs zuko; install it with `pip install 'vaerdict\[flows\]'`"):
+        new_proposal("flow", x)
 
 
-def test_a_trainable_without_a_distribution_says_so(x):
+def test_a_trainable_without_forward_raises(x):
     class Empty(Trainable):
         pass
 
-    with pytest.raises(SettingError, match="Empty must say which distribution it returns"):
+    with pytest.raises(SettingError, match=r"Empty must implement forward\(x\)"):
         Empty()(x)
 
 
@@ -192,17 +204,17 @@ def test_a_trainable_without_a_distribution_says_so(x):
         torch.distributions.Normal(torch.zeros(2), torch.ones(2)),
         torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2)),
     ],
-    ids=["ours", "coordinates", "joint"],
+    ids=["StandardNormal", "coordinates", "joint"],
 )
 def test_priors_of_torch_are_drawn_from_the_generator(prior, x):
     x = x.float()
     for source in (seeded(0), Sobol(seeded(0)), [seeded(s) for s in range(6)]):
         if isinstance(source, list) and isinstance(prior, StandardNormal):
-            continue  # a stack has one generator a member
+            continue  # a stack has one generator per member
         z, log_q = Prior(prior).draw(x, 3, generator=source)
         assert z.shape == (3, 6, 2)
         torch.testing.assert_close(log_q, StandardNormal(2).log_prob(z))
-    with pytest.raises(ShapeError, match=r"Normal.* without an axis for the latent; make it .* Independent\("):
+    with pytest.raises(ShapeError, match=r"Normal.* without an axis for the latent; use .* Independent\("):
         Prior(torch.distributions.Normal(0.0, 1.0))  # its log_prob would be summed over observations
     first = Prior(prior).draw(x, 3, generator=seeded(0)).z
     assert torch.equal(first, Prior(prior).draw(x, 3, generator=seeded(0)).z)
@@ -228,7 +240,7 @@ def test_particles_are_allocated_by_largest_remainders(mixture, k, counts):
     assert mixture.source(k).bincount().tolist() == counts
 
 
-def test_allocation_uses_every_particle_whatever_the_shares(generator):
+def test_allocation_uses_every_particle_for_any_shares(generator):
     for _ in range(50):
         shares = torch.rand(5, generator=generator) + 0.1
         names = dict(zip("abcde", shares.tolist(), strict=True))
@@ -239,7 +251,7 @@ def test_allocation_uses_every_particle_whatever_the_shares(generator):
             assert all(abs(counts[name] - k * mixture.shares[name]) < 1 for name in counts)
 
 
-def test_too_few_particles_name_the_number_that_is_enough(model, x):
+def test_the_error_for_too_few_particles_names_the_number_needed(model, x):
     mixture = defensive({"a": normal_at(0.0)}, model.prior, 0.05)
     with pytest.raises(SettingError, match="k=5 particles leave PRIOR without a draw; use k=20 or more"):
         mixture.draw(x, 5, generator=seeded(0))
@@ -248,15 +260,14 @@ def test_too_few_particles_name_the_number_that_is_enough(model, x):
 
 def test_draws_are_weighted_by_the_realised_shares(mixture, x, generator):
     z, log_q = mixture.draw(x, 7, generator=generator)
-    parts = mixture.component_log_prob(z, x)
-    assert parts.shape == (3, 7, 6)
+    log_qs = mixture.component_log_prob(z, x)
+    assert log_qs.shape == (3, 7, 6)
     realised, nominal = torch.tensor([4 / 7, 2 / 7, 1 / 7]).log(), torch.tensor([0.5, 0.3, 0.2]).log()
-    torch.testing.assert_close(
-        log_q, torch.logsumexp(realised.double()[:, None, None] + parts, 0), rtol=1e-6, atol=1e-6
-    )
-    density = torch.logsumexp(nominal.double()[:, None, None] + parts, 0)
+    density = torch.logsumexp(realised.double()[:, None, None] + log_qs, 0)
+    torch.testing.assert_close(log_q, density, rtol=1e-6, atol=1e-6)
+    density = torch.logsumexp(nominal.double()[:, None, None] + log_qs, 0)
     torch.testing.assert_close(mixture.log_prob(z, x), density, rtol=1e-6, atol=1e-6)
-    assert (z[:4].mean() < -1) & (z[6].mean() > z[:4].mean())  # component after component
+    assert (z[:4].mean() < -1) & (z[6].mean() > z[:4].mean())  # sorted by component
 
 
 def test_the_density_of_a_mixture_integrates_to_one(mixture, x, generator):
@@ -268,15 +279,15 @@ def test_the_density_of_a_mixture_integrates_to_one(mixture, x, generator):
         assert_mean(1.05 * ratio, 1.0, rate=1e-6)
 
 
-def test_a_share_of_zero_is_left_out(x, generator):
-    class Never:
+def test_a_component_with_share_zero_is_not_used(x, generator):
+    class Unused:
         def draw(self, x: Tensor, k: int, *, generator: object) -> Draws:
             raise AssertionError("drawn")
 
         def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
             raise AssertionError("evaluated")
 
-    mixture = Mixture({"a": normal_at(0.0), "b": Never()}, {"a": 1.0, "b": 0.0})
+    mixture = Mixture({"a": normal_at(0.0), "b": Unused()}, {"a": 1.0, "b": 0.0})
     z, log_q = mixture.draw(x, 9, generator=generator)
     assert torch.equal(log_q, normal_at(0.0).log_prob(z))
     assert torch.equal(log_q, mixture.log_prob(z, x))
@@ -285,10 +296,10 @@ def test_a_share_of_zero_is_left_out(x, generator):
 
 def test_a_defensive_share_bounds_the_weights(model, x, generator):
     narrow = model.posterior(x, inflate=0.2)
-    safe = defensive({"narrow": narrow}, model.prior, 0.1)
-    assert safe.shares == pytest.approx({"narrow": 0.9, "PRIOR": 0.1})
-    z = safe.draw(x, 5000, generator=generator).z
-    log_w = model.log_joint(x, z) - safe.log_prob(z, x)
+    mixture = defensive({"narrow": narrow}, model.prior, 0.1)
+    assert mixture.shares == pytest.approx({"narrow": 0.9, "PRIOR": 0.1})
+    z = mixture.draw(x, 5000, generator=generator).z
+    log_w = model.log_joint(x, z) - mixture.log_prob(z, x)
     likelihood = model.log_joint(x, z) - model.prior.log_prob(z)
     assert (log_w <= likelihood + torch.tensor(10.0).log() + 1e-12).all()
     assert (model.log_joint(x, z) - narrow.log_prob(z)).max() > log_w.max() + 5  # without it they are huge
@@ -306,22 +317,22 @@ def test_a_defensive_share_bounds_the_weights(model, x, generator):
         (lambda: Mixture({"a": normal_at(0.0)}, {"a": 0.0}), "positive sum"),
         (lambda: Mixture({"a": normal_at(0.0)}, {"a": float("nan")}), "must be non-negative"),
         (lambda: defensive({"a": normal_at(0.0)}, StandardNormal(2), 1.0), "share=1.0 of the prior must lie strictly"),
-        (lambda: defensive({}, StandardNormal(2)), "must be at least one"),
-        (lambda: defensive({"PRIOR": normal_at(0.0)}, StandardNormal(2)), "leave the name PRIOR to the prior"),
+        (lambda: defensive({}, StandardNormal(2)), "must have at least one entry"),
+        (lambda: defensive({"PRIOR": normal_at(0.0)}, StandardNormal(2)), "none called PRIOR"),
     ],
 )
-def test_mixtures_that_make_no_sense_are_refused(build, message):
+def test_invalid_mixtures_raise(build, message):
     with pytest.raises(SettingError, match=message):
         build()
 
 
-def test_a_proposal_in_another_space_than_the_prior_is_refused(model, x, generator):
+def test_latents_of_another_size_than_the_prior_raise(model, x, generator):
     draws = StandardNormal(3).draw(x, 2, generator=generator)
-    message = r"draws latents of size \(3,\), the model's prior lives in \(2,\); make both with the same"
+    message = r"draws latents of size \(3,\), the prior of the model has size \(2,\); give both the same"
     with pytest.raises(ShapeError, match=message):
         proposals.check_latent(draws, model.prior)
-    good = StandardNormal(2).draw(x, 2, generator=generator)
-    assert proposals.check_latent(good, model.prior) is good
+    draws = StandardNormal(2).draw(x, 2, generator=generator)
+    assert proposals.check_latent(draws, model.prior) is draws
 
 
 # ---------------------------------------------------------------------------------------------- optimal shares
@@ -339,7 +350,7 @@ def test_optimal_shares_recover_a_target_that_is_a_mixture(x):
     torch.testing.assert_close(shares, torch.tensor([0.3, 0.7], dtype=torch.double), atol=1e-3, rtol=0)
 
 
-def test_optimal_shares_leave_a_useless_component_out_and_keep_the_floor(model, x):
+def test_optimal_shares_drop_a_useless_component_and_respect_the_floor(model, x):
     components = {"good": model.posterior(x, inflate=1.3), "useless": normal_at(12.0, 0.2)}
     mixture = defensive(components, model.prior)
     numbers = pilot(mixture, lambda z: model.log_joint(x, z), x)
@@ -371,12 +382,14 @@ def test_optimal_shares_minimise_the_second_moment(model, x):
     assert moment(best) < 0.9 * moment(torch.full((3,), 1 / 3).double())
 
 
-def test_optimal_shares_refuse_what_does_not_fit():
-    log_w, parts = torch.zeros(4, 2), torch.zeros(3, 4, 2)
+def test_optimal_shares_of_mismatched_input_raise():
+    log_w, log_qs = torch.zeros(4, 2), torch.zeros(3, 4, 2)
     with pytest.raises(ShapeError, match=r"must be \(K, \*batch\), .*; got \(4, 2\), \(3, 4, 2\) and \(5, 2\)"):
-        optimal_shares(log_w, parts, torch.zeros(5, 2))
+        optimal_shares(log_w, log_qs, torch.zeros(5, 2))
     for floor in ([0.1, 0.1], [0.5, 0.5, 0.0], [-0.1, 0.0, 0.0]):
-        with pytest.raises(SettingError, match="must hold 3 non-negative shares, one a component, of sum below 1"):
-            optimal_shares(log_w, parts, log_w, floor)
+        with pytest.raises(
+            SettingError, match="must hold 3 non-negative shares, one per component, with a sum below 1"
+        ):
+            optimal_shares(log_w, log_qs, log_w, floor)
     with pytest.raises(core.WeightError, match="8 of 8 log-weights are NaN"):
-        optimal_shares(log_w * torch.nan, parts, log_w)
+        optimal_shares(log_w * torch.nan, log_qs, log_w)

@@ -1,4 +1,4 @@
-"""Samplers on batches: chunks, cost, devices, starts, and the parts they are made of."""
+"""Samplers on batches: chunks, cost, devices, starts, schedules and weights."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ import torch
 from torch import Tensor
 
 from checks import assert_mean, assert_within
-from sampler_toys import DOUBLE, Bound, Narrowing, Poisson, linear_gaussian
+from sampler_toys import DOUBLE, Bound, Poisson, Selectable, linear_gaussian
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.noise import seeded
 from vaerdict.proposals import Prior
 from vaerdict.samplers import (
-    Path,
+    AnnealingPath,
     ais,
     bdmc,
-    free_bytes,
-    geometric,
-    linear,
+    chunks,
+    geometric_schedule,
+    linear_schedule,
     log_standard_error,
-    memory,
-    resampling,
-    schedules,
-    sigmoid,
+    sigmoid_schedule,
     smc,
+    tempering,
+    weights,
 )
 
 # --- batches, chunks, cost --------------------------------------------------------------------------------------------
 
 
-def test_observations_arrive_at_their_own_pace_and_then_cost_nothing(generator):
+def test_finished_observations_cost_nothing(generator):
     model, x = Poisson(), torch.tensor([[3.0], [0.0], [400.0], [3.0]], dtype=DOUBLE)
     result = smc(model, x, Prior(model.prior), n_particles=512, generator=generator)
     assert result.n_temperatures[2] > 2 * result.n_temperatures[0]
     assert torch.equal(result.n_gradients, 512 * (1 + 3 * result.n_temperatures))
-    probes = 2 + 4
-    assert model.rows == result.n_gradients.sum() + probes
+    n_memory_test = 2 + 4
+    assert model.rows == result.n_gradients.sum() + n_memory_test
     assert_within(result.log_evidence, model.log_evidence(x), result.standard_error, rate=1e-6)
 
 
@@ -52,42 +51,32 @@ def test_ais_counts_its_gradients(generator):
 
 
 @pytest.mark.parametrize("sampler", ["ais", "smc"])
-def test_chunks_bound_the_work_at_a_time(sampler, generator):
+def test_chunks_bound_the_number_of_rows(sampler, generator):
     model, x = Poisson(), torch.arange(30, dtype=DOUBLE).unsqueeze(-1) % 7
-    path = Path(model, Prior(model.prior), x)
+    path = AnnealingPath(model, Prior(model.prior), x)
     rows = 72 if sampler == "ais" else 512
-    each = memory.bytes_per_particle(path, rows, generator=generator)
-    seen: list[tuple[int, int]] = []
+    each = chunks.bytes_per_particle(path, rows, generator=generator)
+    reports: list[tuple[int, int]] = []
 
     def run(n_chunks: int):
-        settings = {"generator": seeded(5), "progress": lambda done, total, what: seen.append((done, total))}
+        settings = {"generator": seeded(5), "progress": lambda done, total, what: reports.append((done, total))}
         if sampler == "ais":
-            most = each * 72 * -(-30 // n_chunks)
-            return ais(
-                model,
-                x,
-                path.initial,
-                n_chains=64,
-                n_pilots=8,
-                temperatures=8,
-                n_leapfrog=2,
-                max_bytes=most,
-                **settings,
-            )
+            settings |= {"n_chains": 64, "n_pilots": 8, "temperatures": 8, "n_leapfrog": 2}
+            return ais(model, x, path.initial, max_bytes=each * 72 * -(-30 // n_chunks), **settings)
         return smc(model, x, path.initial, n_particles=512, max_bytes=each * 512 * -(-30 // n_chunks), **settings)
 
-    whole, model.most_rows = run(1), 0
-    seen.clear()
-    parts = run(4)
-    assert model.most_rows == rows * 8
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1]
-    assert parts.z.shape == whole.z.shape
+    one_chunk, model.max_rows = run(1), 0
+    reports.clear()
+    four_chunks = run(4)
+    assert model.max_rows == rows * 8
+    assert reports == sorted(reports)
+    assert reports[-1][0] == reports[-1][1]
+    assert four_chunks.z.shape == one_chunk.z.shape
     truth = model.log_evidence(x)
-    for result in (whole, parts):
+    for result in (one_chunk, four_chunks):
         assert_within(result.log_evidence, truth, result.standard_error, rate=1e-6)
-    assert torch.equal(run(4).log_w, parts.log_w)
-    assert not torch.equal(whole.log_w, parts.log_w)
+    assert torch.equal(run(4).log_w, four_chunks.log_w)
+    assert not torch.equal(one_chunk.log_w, four_chunks.log_w)
 
 
 def test_bdmc_works_in_chunks(generator):
@@ -101,7 +90,7 @@ def test_bdmc_works_in_chunks(generator):
 
 
 @pytest.mark.parametrize("sampler", ["ais", "smc", "bdmc"])
-def test_same_seed_same_result(sampler):
+def test_results_are_reproducible(sampler):
     model = linear_gaussian()
     x, z = model.simulate(3, generator=seeded(1))
 
@@ -140,11 +129,11 @@ def test_single_precision_and_trainable_models(generator):
     assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
 
 
-def test_a_start_bound_to_its_observations(generator):
+def test_a_start_for_fixed_observations_needs_select(generator):
     model = linear_gaussian()
     x, _ = model.simulate(6, generator=generator)
     x[0] *= 5
-    initial = Narrowing(model.posterior(x, inflate=1.5).detach())
+    initial = Selectable(model.posterior(x, inflate=1.5).detach())
     result = smc(model, x, initial, n_particles=256, max_bytes=1, generator=generator)
     assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
     with pytest.raises(ShapeError, match="observations"):
@@ -154,7 +143,7 @@ def test_a_start_bound_to_its_observations(generator):
 def test_an_exact_start_needs_one_temperature_and_gives_the_exact_evidence(generator):
     model = linear_gaussian()
     x, _ = model.simulate(4, generator=generator)
-    result = smc(model, x, Narrowing(model.posterior(x).detach()), n_particles=64, generator=generator)
+    result = smc(model, x, Selectable(model.posterior(x).detach()), n_particles=64, generator=generator)
     assert result.n_temperatures.tolist() == [1] * 4
     torch.testing.assert_close(result.log_evidence, model.log_evidence(x).detach(), atol=1e-10, rtol=0)
 
@@ -164,24 +153,24 @@ def test_an_exact_start_needs_one_temperature_and_gives_the_exact_evidence(gener
 def test_on_a_gpu_within_its_memory():
     model, generator = linear_gaussian().float().cuda(), seeded(0, "cuda")
     x = torch.randn(2000, 3, generator=generator, device="cuda")
-    truth, initial, most = model.log_evidence(x).detach(), Prior(model.prior), 2**26
+    truth, initial, max_bytes = model.log_evidence(x).detach(), Prior(model.prior), 2**26
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    result = smc(model, x, initial, n_particles=1024, max_bytes=most, generator=generator)
-    kept = result.z.numel() * 4 + result.log_w.numel() * 8
-    # the results of chunks are joined at the end, which holds them twice
-    assert torch.cuda.max_memory_allocated() - before < 1.2 * most + 2 * kept
+    result = smc(model, x, initial, n_particles=1024, max_bytes=max_bytes, generator=generator)
+    result_bytes = result.z.numel() * 4 + result.log_w.numel() * 8
+    # the results of chunks exist twice while they are concatenated
+    assert torch.cuda.max_memory_allocated() - before < 1.2 * max_bytes + 2 * result_bytes
     assert_within(result.log_evidence, truth, result.standard_error, rate=1e-6)
     settings = {"n_chains": 100, "temperatures": 20, "n_leapfrog": 3, "generator": generator}
     annealing = ais(model, x[:50], initial, **settings)
     assert_within(annealing.log_evidence, truth[:50], annealing.standard_error, rate=1e-6)
-    assert 0 < free_bytes("cuda") <= torch.cuda.mem_get_info()[1]
+    assert 0 < chunks.free_bytes("cuda") <= torch.cuda.mem_get_info()[1]
 
 
-# --- the parts --------------------------------------------------------------------------------------------------------
+# --- schedules, weights, memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [linear, sigmoid, geometric])
+@pytest.mark.parametrize("make", [linear_schedule, sigmoid_schedule, geometric_schedule])
 @pytest.mark.parametrize("n", [1, 2, 100])
 def test_schedules_rise_from_zero_to_one(make, n):
     t = make(n)
@@ -192,14 +181,14 @@ def test_schedules_rise_from_zero_to_one(make, n):
 
 
 def test_the_sigmoid_schedule_is_symmetric_and_fine_at_both_ends():
-    t = sigmoid(10)
+    t = sigmoid_schedule(10)
     torch.testing.assert_close(t, 1 - t.flip(0))
     assert t[1] == pytest.approx((torch.sigmoid(torch.tensor(-3.2)) - torch.sigmoid(torch.tensor(-4.0))) / 0.96402758)
 
 
-def test_systematic_resampling_rounds_every_count(generator):
+def test_systematic_counts_are_rounded_expectations(generator):
     log_w = torch.randn(50, 3, generator=generator, dtype=DOUBLE)
-    ancestors = resampling.systematic(log_w, torch.rand(3, generator=generator, dtype=DOUBLE))
+    ancestors = weights.systematic(log_w, torch.rand(3, generator=generator, dtype=DOUBLE))
     for j in range(3):
         count, expected = torch.bincount(ancestors[:, j], minlength=50), 50 * log_w[:, j].softmax(0)
         assert ((count >= expected.floor()) & (count <= expected.ceil())).all()
@@ -207,47 +196,47 @@ def test_systematic_resampling_rounds_every_count(generator):
 
 def test_systematic_resampling_is_unbiased(generator):
     log_w = torch.tensor([0.0, 1.0, -1.0], dtype=DOUBLE).unsqueeze(-1).expand(3, 20_000)
-    ancestors = resampling.systematic(log_w, torch.rand(20_000, generator=generator, dtype=DOUBLE))
-    for i, share in enumerate(log_w[:, 0].softmax(0).tolist()):
-        assert_mean((ancestors == i).double().mean(0), share, rate=1e-6)
+    ancestors = weights.systematic(log_w, torch.rand(20_000, generator=generator, dtype=DOUBLE))
+    for i, weight in enumerate(log_w[:, 0].softmax(0).tolist()):
+        assert_mean((ancestors == i).double().mean(0), weight, rate=1e-6)
 
 
 def test_the_next_temperature_meets_its_target(generator):
     model, x = Poisson(), torch.tensor([[0.0], [9.0], [40.0], [1.0]], dtype=DOUBLE)
-    path = Path(model, Prior(model.prior), x)
+    path = AnnealingPath(model, Prior(model.prior), x)
     state = path.evaluate(path.draw(1000, generator=generator).z)
     log_w, t = torch.randn(1000, 4, generator=generator, dtype=DOUBLE), torch.tensor([0.0, 0.2, 0.0, 0.9999]).double()
-    to = resampling.next_temperature(state, log_w, t, 0.6)
-    assert to[3] == 1
-    assert (to > t).all()
-    kept = resampling.conditional_ess(log_w, state.log_increment(t, to))
-    torch.testing.assert_close(kept[1:3], torch.full((2,), 0.6, dtype=DOUBLE), atol=2e-3, rtol=0)
-    assert kept[3] > 0.6
+    t_next = weights.next_temperature(state, log_w, t, 0.6)
+    assert t_next[3] == 1
+    assert (t_next > t).all()
+    ess = weights.conditional_ess(log_w, state.log_increment(t, t_next))
+    torch.testing.assert_close(ess[1:3], torch.full((2,), 0.6, dtype=DOUBLE), atol=2e-3, rtol=0)
+    assert ess[3] > 0.6
 
 
 def test_conditional_ess_with_equal_weights_is_the_ess(generator):
     log_v = torch.randn(20, 3, generator=generator, dtype=DOUBLE)
-    equal = resampling.conditional_ess(torch.zeros(20, 3, dtype=DOUBLE), log_v)
+    equal = weights.conditional_ess(torch.zeros(20, 3, dtype=DOUBLE), log_v)
     v = log_v.exp()
     torch.testing.assert_close(equal, v.sum(0) ** 2 / (20 * v.square().sum(0)))
-    torch.testing.assert_close(resampling.relative_ess(log_v), equal)
+    torch.testing.assert_close(weights.relative_ess(log_v), equal)
 
 
 def test_the_covariance_root_is_that_of_the_weighted_particles(generator):
     z = torch.randn(60, 1, 2, generator=generator, dtype=DOUBLE) @ torch.tensor([[1.0, 0.5], [0.0, 0.1]], dtype=DOUBLE)
     log_w = torch.randn(60, 1, generator=generator, dtype=DOUBLE)
-    root, weight = resampling.covariance_root(z, log_w)[0], log_w[:, 0].softmax(0)
-    share = 2 / (2 + 1 / weight.square().sum())
+    root, weight = weights.covariance_root(z, log_w)[0], log_w[:, 0].softmax(0)
+    intensity = 2 / (2 + 1 / weight.square().sum())
     weighted = torch.cov(z[:, 0].mT, correction=0, aweights=weight)
-    torch.testing.assert_close(root @ root.mT, (1 - share) * weighted + share * torch.diag(z[:, 0].var(0)))
+    torch.testing.assert_close(root @ root.mT, (1 - intensity) * weighted + intensity * torch.diag(z[:, 0].var(0)))
     assert (root.triu(1) == 0).all()
 
 
-def test_the_covariance_root_survives_few_particles(generator):
+def test_the_covariance_root_of_few_particles_is_finite(generator):
     z = torch.randn(8, 3, 4, generator=generator, dtype=DOUBLE)
     log_w = torch.zeros(8, 3, dtype=DOUBLE)
-    log_w[1:, 1], log_w[:, 2] = -torch.inf, -torch.inf  # one left, none left
-    root = resampling.covariance_root(z, log_w)
+    log_w[1:, 1], log_w[:, 2] = -torch.inf, -torch.inf  # one positive weight, and none
+    root = weights.covariance_root(z, log_w)
     assert torch.isfinite(root).all()
     assert (root.diagonal(dim1=-2, dim2=-1) > 0.1).all()
 
@@ -258,16 +247,16 @@ def test_the_standard_error_is_the_delta_method(generator):
     assert log_standard_error(w[:1].log()).isnan().all()
 
 
-def test_memory_is_measured(monkeypatch, generator):
-    assert 0 < free_bytes("cpu") < 2**50
+def test_chunks_fit_in_memory(monkeypatch, generator):
+    assert 0 < chunks.free_bytes("cpu") < 2**50
     model = linear_gaussian()
-    path = Path(model, Prior(model.prior), torch.zeros(5, 3, dtype=DOUBLE))
-    small, states = memory.bytes_per_particle(path, 1, generator=generator), 24 * 2 * 8
-    assert states < small < 4096
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10 * small)
-    assert memory.default_budget(torch.device("cpu")) == 5 * small
-    assert [p.x.shape[0] for p in memory.chunks(path, 2, generator=generator, max_bytes=None)] == [2, 2, 1]
-    assert [p.x.shape[0] for p in memory.chunks(path, 2, generator=generator, max_bytes=1)] == [1] * 5
+    path = AnnealingPath(model, Prior(model.prior), torch.zeros(5, 3, dtype=DOUBLE))
+    each, states = chunks.bytes_per_particle(path, 1, generator=generator), 24 * 2 * 8
+    assert states < each < 4096
+    monkeypatch.setattr(chunks, "free_bytes", lambda device: 10 * each)
+    assert chunks.default_budget(torch.device("cpu")) == 5 * each
+    assert [p.x.shape[0] for p in chunks.chunks(path, 2, generator=generator, max_bytes=None)] == [2, 2, 1]
+    assert [p.x.shape[0] for p in chunks.chunks(path, 2, generator=generator, max_bytes=1)] == [1] * 5
 
 
 def test_a_flat_start_has_no_gradient():
@@ -275,7 +264,7 @@ def test_a_flat_start_has_no_gradient():
         def log_prob(self, z: Tensor, x: Tensor) -> Tensor:
             return torch.zeros(z.shape[:-1], dtype=z.dtype)
 
-    path = Path(Poisson(), Flat(None), torch.ones(1, 1, dtype=DOUBLE))  # type: ignore[arg-type]
+    path = AnnealingPath(Poisson(), Flat(None), torch.ones(1, 1, dtype=DOUBLE))  # type: ignore[arg-type]
     assert (path.evaluate(torch.zeros(3, 1, 1, dtype=DOUBLE)).grad_q == 0).all()
 
 
@@ -290,7 +279,7 @@ def test_a_flat_start_has_no_gradient():
         ({"max_bytes": 0}, "max_bytes=0"),
     ],
 )
-def test_smc_settings_that_have_no_meaning(settings, message, generator):
+def test_invalid_smc_settings_raise(settings, message, generator):
     with pytest.raises(SettingError, match=message):
         smc(Poisson(), torch.ones(2, 1, dtype=DOUBLE), Prior(Poisson.prior), generator=generator, **settings)
 
@@ -305,14 +294,14 @@ def test_smc_settings_that_have_no_meaning(settings, message, generator):
         ({"step_size": torch.ones(3, 2)}, r"\(500, 2\)"),
     ],
 )
-def test_ais_settings_that_have_no_meaning(settings, message, generator):
+def test_invalid_ais_settings_raise(settings, message, generator):
     with pytest.raises(SettingError, match=message):
         ais(Poisson(), torch.ones(2, 1, dtype=DOUBLE), Prior(Poisson.prior), generator=generator, **settings)
 
 
-def test_bad_shapes_are_named(generator):
+def test_invalid_shapes_and_schedules_raise(generator):
     with pytest.raises(ShapeError, match=r"x\[None\]"):
         smc(Poisson(), torch.ones(3, dtype=DOUBLE), Prior(Poisson.prior), generator=generator)
     with pytest.raises(SettingError, match="first=2"):
-        geometric(10, 2.0)
-    assert schedules.as_schedule(7).shape == (8,)
+        geometric_schedule(10, 2.0)
+    assert tempering.as_schedule(7).shape == (8,)

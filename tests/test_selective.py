@@ -1,4 +1,4 @@
-"""Reject scores, their curves against scikit-learn and by hand, and thresholds whose guarantees are simulated."""
+"""Reject scores, their curves compared with scikit-learn and by hand, and simulated guarantees of thresholds."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def test_scores_by_hand():
     by_hand = [-sum(p * math.log(p) for p in row if p) for row in PROB.tolist()]
     torch.testing.assert_close(selective.entropy(PROB), torch.tensor(by_hand).double())
     torch.testing.assert_close(selective.free_class(PROB, [1, 2]), torch.tensor([0.3, 0.75, 1.0]).double())
+    torch.testing.assert_close(selective.one_minus_max(PROB, [1]), torch.tensor([0.3, 0.5, 1.0]).double())
+
+
+def test_the_registry_holds_every_score_with_its_meaning():
+    by_name = {name: score.function(PROB, [2]) for name, score in selective.REJECT_SCORES.items()}
+    assert list(by_name) == ["error", "entropy", "free"]
+    torch.testing.assert_close(by_name["error"], torch.tensor([0.3, 0.75, 0.0]).double())
+    assert torch.equal(by_name["entropy"], selective.entropy(PROB))
+    assert torch.equal(by_name["free"], PROB[:, 2])
+    assert all(score.meaning for score in selective.REJECT_SCORES.values())
 
 
 def test_the_bayes_rule_is_a_threshold_on_the_first_score(generator):
@@ -31,11 +41,11 @@ def test_the_bayes_rule_is_a_threshold_on_the_first_score(generator):
 
 
 def test_probabilities_among_the_known_classes():
-    given = selective.among_known(PROB, free=[1])
-    torch.testing.assert_close(given, torch.tensor([[7 / 8, 1 / 8], [1 / 3, 2 / 3], [0.5, 0.5]]).double())
+    among_known = selective.among_known(PROB, free=[1])
+    torch.testing.assert_close(among_known, torch.tensor([[7 / 8, 1 / 8], [1 / 3, 2 / 3], [0.5, 0.5]]).double())
 
 
-def test_accuracy_counts_the_known_classes_only():
+def test_accuracy_ignores_items_of_no_class():
     label = torch.tensor([0, 1, -1])
     assert selective.wrong(PROB, label).tolist() == [False, True, True]
     assert selective.accuracy(PROB, label) == 0.5
@@ -46,7 +56,7 @@ def test_accuracy_counts_the_known_classes_only():
 
 # ------------------------------------------------------------------------------------------------ curves
 def scored(generator: torch.Generator, n: int, digits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores that tell unseen items apart somewhat; few digits make many ties."""
+    """Scores that are larger for unseen items on average; few digits make many ties."""
     unseen = torch.rand(n, generator=generator) < 0.2
     score = torch.randn(n, generator=generator, dtype=torch.double) + unseen
     return score.round(decimals=digits), unseen
@@ -54,14 +64,14 @@ def scored(generator: torch.Generator, n: int, digits: int) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("digits", [0, 1, 12])
 @pytest.mark.parametrize("n", [30, 1000])
-def test_curves_are_those_of_scikit_learn(n, digits, generator):
+def test_curves_agree_with_scikit_learn(n, digits, generator):
     metrics = pytest.importorskip("sklearn.metrics")
     score, unseen = scored(generator, n, digits)
     curve = selective.sweep(score, unseen)
     precision, recall, threshold = metrics.precision_recall_curve(unseen, score)
     torch.testing.assert_close(curve.precision, torch.as_tensor(precision))
     torch.testing.assert_close(curve.recall, torch.as_tensor(recall))
-    # ours rejects above a threshold, scikit-learn's from one on
+    # here items above the threshold are rejected, in scikit-learn those at or above it
     assert [int((score > t).sum()) for t in curve.threshold[:-1]] == [int((score >= t).sum()) for t in threshold]
     assert selective.average_precision(score, unseen) == pytest.approx(metrics.average_precision_score(unseen, score))
     assert selective.auroc(score, unseen) == pytest.approx(metrics.roc_auc_score(unseen, score))
@@ -78,7 +88,7 @@ def test_rejecting_by_hand():
     assert selective.auroc(score, unseen) == pytest.approx(3.5 / 4)
 
 
-def test_a_score_that_says_nothing_has_the_base_rate():
+def test_a_constant_score_has_the_base_rate():
     unseen = torch.arange(10) < 3
     assert selective.average_precision(torch.ones(10), unseen) == pytest.approx(0.3)
     assert selective.auroc(torch.ones(10), unseen) == pytest.approx(0.5)
@@ -102,8 +112,8 @@ def test_the_area_without_ties_is_the_mean_risk_over_items(generator):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: selective.sweep(torch.ones(3), torch.ones(3).bool()), DataError, "of 3 items 3 are unseen; both"),
-        (lambda: selective.auroc(torch.ones(3), torch.zeros(3).bool()), DataError, "of 3 items 0 are unseen; both"),
+        (lambda: selective.sweep(torch.ones(3), torch.ones(3).bool()), DataError, "of 3 items 3 are unseen; seen and"),
+        (lambda: selective.auroc(torch.ones(3), torch.zeros(3).bool()), DataError, "of 3 items 0 are unseen; seen and"),
         (lambda: selective.sweep(torch.ones(3), torch.ones(2).bool()), ShapeError, r"expected \(n,\) both"),
         (lambda: selective.risk_coverage(torch.tensor([math.nan]), torch.ones(1).bool()), DataError, "1 of 1 reject"),
         (lambda: selective.wrong(PROB, torch.zeros(2)), ShapeError, r"expected \(n, classes\) and \(n,\)"),
@@ -117,7 +127,7 @@ def test_the_area_without_ties_is_the_mean_risk_over_items(generator):
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused(call, error, message):
+def test_input_that_cannot_be_used_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -133,24 +143,24 @@ def test_thresholds_for_a_coverage_or_a_risk_by_hand():
     assert selective.risk_threshold(score, torch.ones(4).bool(), 0.5) == -math.inf
 
 
-def test_the_conformal_threshold_is_the_promised_order_statistic():
-    score = torch.arange(1.0, 10.0)  # nine of them: places of ten
+def test_the_conformal_threshold_is_an_order_statistic():
+    score = torch.arange(1.0, 10.0)
     assert selective.conformal_threshold(score, 0.1) == 9
     assert selective.conformal_threshold(score, 0.2) == 8
     assert selective.conformal_threshold(score, 0.25) == 8
     assert selective.conformal_threshold(score, 0.09) == math.inf
 
 
-def test_known_items_are_rejected_as_often_as_promised(generator):
-    """Continuous scores: the share rejected over fresh calibrations is (n + 1 - place) / (n + 1) exactly."""
+def test_known_items_are_rejected_at_the_stated_rate(generator):
+    """For continuous scores the share rejected over calibrations is (n + 1 - rank) / (n + 1) exactly."""
     n, alpha, repeats = 19, 0.2, 20_000
     scores = torch.randn(repeats, n + 1, generator=generator, dtype=torch.double)
     threshold = torch.tensor([selective.conformal_threshold(row[:n], alpha) for row in scores])
     rejected = (scores[:, n] > threshold).double()
     assert_mean(rejected, 0.2, rate=1e-6)
-    plain = scores[:, :n].quantile(1 - alpha, dim=1)  # the quantile without the finite-sample correction
+    uncorrected = scores[:, :n].quantile(1 - alpha, dim=1)  # the quantile without the finite-sample correction
     with pytest.raises(AssertionError, match="standard errors"):
-        assert_mean((scores[:, n] > plain).double(), 0.2, rate=1e-6)
+        assert_mean((scores[:, n] > uncorrected).double(), 0.2, rate=1e-6)
 
 
 def simulate_risk(choose, generator: torch.Generator, repeats: int = 500, n: int = 2000) -> torch.Tensor:
@@ -161,18 +171,18 @@ def simulate_risk(choose, generator: torch.Generator, repeats: int = 500, n: int
     return threshold.clamp(0, 1) / 4
 
 
-def test_the_guaranteed_risk_is_exceeded_no_more_often_than_promised(generator):
-    """Doubt 0.1: the share of calibrations above the risk is at most 0.1; the plain threshold fails it by far."""
-    sure = simulate_risk(lambda s, w: selective.guaranteed_risk_threshold(s, w, 0.1, confidence=0.9), generator)
-    exceeded = (sure > 0.1).double().mean().item()
+def test_the_guaranteed_risk_is_exceeded_at_most_at_the_stated_rate(generator):
+    """Confidence 0.9: at most 0.1 of the calibrations exceed the risk; without a guarantee many more do."""
+    guaranteed = simulate_risk(lambda s, w: selective.guaranteed_risk_threshold(s, w, 0.1, confidence=0.9), generator)
+    exceeded = (guaranteed > 0.1).double().mean().item()
     assert exceeded <= 0.1 + 4.75 * math.sqrt(0.1 * 0.9 / 500)  # false alarms at a rate of 1e-6
-    assert (sure > 0.02).double().mean() > 0.5  # and it is not bought by rejecting everything
-    plain = simulate_risk(lambda s, w: selective.risk_threshold(s, w, 0.1), generator)
-    assert (plain > 0.1).double().mean() > 0.3
+    assert (guaranteed > 0.02).double().mean() > 0.5  # without rejecting everything
+    unguaranteed = simulate_risk(lambda s, w: selective.risk_threshold(s, w, 0.1), generator)
+    assert (unguaranteed > 0.1).double().mean() > 0.3
 
 
 def test_the_guaranteed_risk_by_hand():
-    """No error in n items proves a risk r where (1 - r)^n is at most a twentieth of the doubt."""
+    """No error in n items proves a risk r if (1 - r)^n is at most a twentieth of the level."""
     score, right = torch.arange(100).double(), torch.zeros(100, dtype=torch.bool)
     provable = 1 - (0.05 / 20) ** (1 / 100)
     assert selective.guaranteed_risk_threshold(score, right, provable + 1e-6) > score.max()
@@ -186,7 +196,7 @@ def test_ties_are_accepted_or_rejected_together():
     assert selective.conformal_threshold(score, 0.1) == 1
 
 
-def test_thresholds_draw_nothing_at_random():
+def test_thresholds_are_deterministic():
     score, wrong = scored(seeded(1), 100, 3)
     assert selective.guaranteed_risk_threshold(score, wrong, 0.5) == selective.guaranteed_risk_threshold(
         score, wrong, 0.5

@@ -22,7 +22,6 @@ from vaerdict.de import differential_expression as differential_expression
 from vaerdict.de.calibration import Calibration as Calibration
 from vaerdict.de.calibration import calibrate as calibrate
 from vaerdict.diagnostics import Verdict as Verdict
-from vaerdict.flows import SplineFlow as SplineFlow
 from vaerdict.inference import Answer as Answer
 from vaerdict.inference import Decision as Decision
 from vaerdict.inference import Posterior as Posterior
@@ -35,6 +34,7 @@ from vaerdict.noise import seeded as seeded
 from vaerdict.proposals import Mixture as Mixture
 from vaerdict.proposals import Normal as Normal
 from vaerdict.proposals import Prior as Prior
+from vaerdict.proposals import SplineFlow as SplineFlow
 from vaerdict.proposals import Student as Student
 from vaerdict.refinement import refine as refine
 from vaerdict.training import AGG as AGG

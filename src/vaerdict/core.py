@@ -1,6 +1,6 @@
-r"""The two protocols, the records every answer travels in, errors, and log-space helpers.
+r"""Protocols of models and proposals, result records, errors and log-space helpers.
 
-The one currency of the library is the log-weight :math:`\log w = \log p(x, z) - \log q(z \mid x)` of shape
+All parts of the library exchange log-weights :math:`\log w = \log p(x, z) - \log q(z \mid x)` of shape
 ``(K, *batch)``, particles first. Latents are ``(K, *batch, d)``, or a named tuple of such tensors.
 """
 
@@ -20,11 +20,11 @@ Latent = Any
 
 
 class VaerdictError(Exception):
-    """Base of every error raised on purpose; the command line prints it in one line and exits 2."""
+    """Base of every error raised on purpose; the command line prints it on one line and exits with code 2."""
 
 
 class ShapeError(VaerdictError, ValueError):
-    """Tensors that do not fit together."""
+    """Tensors whose shapes do not match."""
 
 
 class WeightError(VaerdictError, ValueError):
@@ -40,11 +40,11 @@ class SettingError(VaerdictError, ValueError):
 
 
 class DivergenceError(VaerdictError, ArithmeticError):
-    """A computation that left the finite numbers; says where."""
+    """A computation that produced non-finite numbers; the message says where."""
 
 
 class Draws(NamedTuple):
-    """Particles from a proposal with the log-density the proposal gave them.
+    """Particles from a proposal with their log-density under it.
 
     Shapes: ``z (K, *batch, d)``, ``log_q (K, *batch)``.
     """
@@ -54,7 +54,7 @@ class Draws(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A posterior expectation with its evidence.
+    """A posterior expectation with its diagnostics.
 
     ``mcse`` is the Monte-Carlo standard error, ``ess`` the effective sample size of the weights behind it and
     ``khat`` the Pareto shape of their tail (NaN: not assessed). ``value`` and ``mcse`` are ``(*batch, *out)``,
@@ -68,7 +68,7 @@ class Estimate(NamedTuple):
 
 
 @runtime_checkable
-class Prior(Protocol):
+class PriorDistribution(Protocol):
     """What a model's ``prior`` must offer; every ``torch.distributions.Distribution`` does."""
 
     @property
@@ -87,15 +87,15 @@ class Prior(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-    """A joint density of observation and latent. Deterministic: no randomness inside.
+    """A joint density of observation and latent. It is deterministic: no randomness inside.
 
-    A model may also offer ``prepare(x)``: whatever depends on x alone, computed once per batch and passed to
-    ``log_joint`` in place of x, so that particles, leapfrog steps and proposals do not pay for it again.
+    A model may also offer ``prepare(x)``, which computes whatever depends on x alone. It is called once per batch, and
+    its result is passed to ``log_joint`` in place of x for all particles, leapfrog steps and proposals.
     """
 
     @property
-    def prior(self) -> Prior:
-        """The distribution of the latent before x is seen; a plain attribute will do."""
+    def prior(self) -> PriorDistribution:
+        """The prior distribution of the latent; an attribute is enough."""
         ...
 
     def log_joint(self, x: Any, z: Latent, /) -> Tensor:
@@ -117,7 +117,7 @@ class Proposal(Protocol):
 
 
 def prepared(model: Model, x: Tensor) -> Any:
-    """What `model.log_joint` should be given for x: ``model.prepare(x)`` where the model offers it, else x."""
+    """The first argument of ``model.log_joint`` for x: ``model.prepare(x)`` where the model offers it, else x."""
     prepare = getattr(model, "prepare", None)
     return x if prepare is None else prepare(x)
 
@@ -125,14 +125,14 @@ def prepared(model: Model, x: Tensor) -> Any:
 def restricted(q: Proposal, index: Tensor) -> Proposal:
     """The proposal for the observations at `index` of the last batch axis.
 
-    One that was made for given observations offers ``select(index)``; an amortised one serves all as it is.
+    A proposal made for fixed observations offers ``select(index)``; an amortised one is returned unchanged.
     """
     select = getattr(q, "select", None)
     return q if select is None else select(index)
 
 
 def log_mean_exp(log_w: Tensor, dim: int = 0) -> Tensor:
-    """Logarithm of the mean of exp(log_w) along `dim`, without leaving log space."""
+    """Logarithm of the mean of exp(log_w) along `dim`, computed in log space."""
     return torch.logsumexp(log_w, dim) - math.log(log_w.shape[dim])
 
 
@@ -142,9 +142,9 @@ def log_normalise(log_w: Tensor, dim: int = 0) -> Tensor:
 
 
 def check_log_weights(log_w: Tensor) -> Tensor:
-    """Return `log_w` if it can be used, else raise with a count of what cannot.
+    """Return `log_w` if it can be used, else raise with the number of unusable weights.
 
-    Minus infinity is a weight of zero and is allowed, unless an observation has no other weight. Nothing is
+    Minus infinity is a weight of zero. It is allowed unless all weights of an observation are zero. No weight is
     dropped, clamped or replaced.
 
     Shapes: ``(K, *batch) -> (K, *batch)``.
@@ -153,46 +153,49 @@ def check_log_weights(log_w: Tensor) -> Tensor:
         raise ShapeError(f"log-weights of shape {tuple(log_w.shape)} hold no particle; draw at least one (k >= 1).")
     if not log_w.is_floating_point():
         raise WeightError(f"log-weights are {log_w.dtype}; they must be floating point, float32 or wider.")
-    if bool(log_w.amax(0).isfinite().all()):  # a maximum keeps NaN and +inf, so the common case takes one pass
+    if bool(log_w.amax(0).isfinite().all()):  # a maximum propagates NaN and +inf: one pass in the common case
         return log_w
     n_nan, n_inf = int(torch.isnan(log_w).sum()), int(torch.isposinf(log_w).sum())
-    where = _places(~log_w.amax(0).isfinite())
+    where = _positions(~log_w.amax(0).isfinite())
     if n_nan or n_inf:
         raise WeightError(
             f"{n_nan} of {log_w.numel()} log-weights are NaN and {n_inf} are +inf{where}; "
             "look for an overflow in log_joint or a proposal scale that went to zero."
         )
-    n_dead = int(torch.isneginf(log_w).all(0).sum())
+    n_zero = int(torch.isneginf(log_w).all(0).sum())
     raise WeightError(
-        f"{n_dead} observations have no particle with positive weight{where}; "
+        f"{n_zero} observations have no particle with positive weight{where}; "
         "add a defensive share of the prior to the proposal, or draw more."
     )
 
 
-def _places(bad: Tensor, most: int = 5) -> str:
-    """Where the first observations that a mask names lie, in brackets; nothing where there is but one."""
-    if bad.dim() == 0:
+def _positions(mask: Tensor, n_shown: int = 5) -> str:
+    """Positions of the first true entries of a mask, in brackets; empty for a mask without axes."""
+    if mask.dim() == 0:
         return ""
-    index = bad.nonzero()
-    shown = [str(i[0] if len(i) == 1 else tuple(i)) for i in index[:most].tolist()]
-    return f" (at {', '.join(shown)}{', ...' if len(index) > most else ''})"
+    index = mask.nonzero()
+    shown = [str(i[0] if len(i) == 1 else tuple(i)) for i in index[:n_shown].tolist()]
+    return f" (at {', '.join(shown)}{', ...' if len(index) > n_shown else ''})"
 
 
 def check_log_joint(log_p: Tensor, log_q: Tensor, z: Latent) -> Tensor:
-    """Return log p(x, z) if it gives one number a particle and observation, as log q does, else raise.
+    """Return log p(x, z) if it and log q(z | x) hold one number per particle and observation, else raise.
 
-    Any other shape would broadcast, and give weights that mean nothing.
+    Any other shape would broadcast into meaningless weights.
 
     Shapes: ``log_p, log_q (K, *batch)``, ``z (K, *batch, d)``.
     """
-    wanted = z.shape[:-1] if isinstance(z, Tensor) else log_q.shape
-    if log_q.shape != wanted:
-        raise ShapeError(f"{_latents(z)} should get log q(z | x) of shape {tuple(wanted)}, not {tuple(log_q.shape)}.")
-    if not isinstance(log_p, Tensor) or log_p.shape != wanted:
+    expected = z.shape[:-1] if isinstance(z, Tensor) else log_q.shape
+    if log_q.shape != expected:
+        raise ShapeError(
+            f"{_latents(z)} need log q(z | x) of shape {tuple(expected)}, not {tuple(log_q.shape)}. A proposal made "
+            "for fixed observations must offer select(index), which keeps those at `index` of the last batch axis."
+        )
+    if not isinstance(log_p, Tensor) or log_p.shape != expected:
         shown = f"shape {tuple(log_p.shape)}" if isinstance(log_p, Tensor) else f"a {type(log_p).__name__}"
         raise ShapeError(
-            f"log_joint returned {shown} for {_latents(z)}; it must return one number a particle and observation, "
-            f"shape {tuple(wanted)}: sum over the features and latents alone (dim=-1)."
+            f"log_joint returned {shown} for {_latents(z)}; it must return one number per particle and observation, "
+            f"shape {tuple(expected)}: sum over the features and latents only (dim=-1)."
         )
     return log_p
 
@@ -202,7 +205,7 @@ def _latents(z: Latent) -> str:
 
 
 def check_count(k: int, *, name: str = "k") -> int:
-    """Return `k` as an int if it is a positive whole number, numpy's too, else raise."""
+    """Return `k` as an int if it is a positive whole number (of Python or NumPy), else raise."""
     try:
         count = 0 if isinstance(k, bool) else operator.index(k)
     except TypeError:
@@ -213,7 +216,7 @@ def check_count(k: int, *, name: str = "k") -> int:
 
 
 def check_observations(x: Tensor, *, name: str = "x") -> Tensor:
-    """Return observations `x` of shape ``(n, p)`` if they can be used, else raise `DataError` naming the trouble."""
+    """Return observations `x` of shape ``(n, p)`` if they can be used, else raise `DataError`."""
     if not isinstance(x, Tensor):
         raise DataError(f"{name} is a {type(x).__name__}; pass a tensor (torch.as_tensor(...)).")
     if x.dim() < 2:
@@ -221,39 +224,39 @@ def check_observations(x: Tensor, *, name: str = "x") -> Tensor:
     if x.numel() == 0:
         raise DataError(f"{name} of shape {tuple(x.shape)} is empty; at least one observation and feature are needed.")
     if x.is_floating_point() and not torch.isfinite(x).all():
-        bad = int((~torch.isfinite(x)).sum())
-        raise DataError(f"{name} holds {bad} non-finite values of {x.numel()}; remove or impute them first.")
+        n_bad = int((~torch.isfinite(x)).sum())
+        raise DataError(f"{name} holds {n_bad} non-finite values of {x.numel()}; remove or impute them first.")
     return x
 
 
 def floating(x: Tensor) -> Tensor:
-    """`x` itself, or in the default floating-point type where it holds integers, as counts may. Shapes: as x."""
+    """Return `x`, converted to the default floating-point type where it holds integers. Shapes: as x."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
 def check_dtype(x: Tensor, module: object, *, name: str = "x") -> Tensor:
-    """Return `x` if it has the floating-point type of a module's parameters, else raise with the conversion.
+    """Return `x` if it has the floating-point type of a module's parameters, else raise with the conversion to use.
 
-    Integers, and what is no module or has no parameter, pass: there is nothing to compare.
+    Integers pass, and so does everything else where `module` is not a module or has no parameters.
     """
     if not isinstance(module, torch.nn.Module) or not isinstance(x, Tensor) or not x.is_floating_point():
         return x
-    kinds = {t.dtype: None for t in module.parameters() if t.is_floating_point()}
-    if not kinds or x.dtype in kinds:
+    dtypes = {t.dtype: None for t in module.parameters() if t.is_floating_point()}
+    if not dtypes or x.dtype in dtypes:
         return x
-    wanted = next(iter(kinds))
-    how = {torch.float32: f"{name}.float()", torch.float64: f"{name}.double()"}.get(wanted, f"{name}.to({wanted})")
-    raise DataError(f"{name} is {x.dtype}, the parameters of {type(module).__name__} are {wanted}; pass {how}.")
+    dtype = next(iter(dtypes))
+    cast = {torch.float32: f"{name}.float()", torch.float64: f"{name}.double()"}.get(dtype, f"{name}.to({dtype})")
+    raise DataError(f"{name} is {x.dtype}, the parameters of {type(module).__name__} are {dtype}; pass {cast}.")
 
 
 @contextmanager
-def evaluating(*parts: object) -> Iterator[None]:
-    """Modules in evaluation mode (no dropout, fixed batch statistics), and back in the modes they were in.
+def evaluating(*owners: object) -> Iterator[None]:
+    """Put modules in evaluation mode (no dropout, fixed batch statistics) and restore their modes at the end.
 
-    Each part is a module, a mapping, or an object that holds some in its attributes; what holds none is left alone.
-    Threads that share a module in training mode must not do this at the same time.
+    Each owner is a module, a mapping of modules, or an object with modules or mappings among its attributes.
+    Threads that share a module in training mode must not use this context at the same time.
     """
-    training = [m for part in parts for m in _modules(part) if m.training]
+    training = [m for owner in owners for m in _modules(owner) if m.training]
     for module in training:
         module.training = False
     try:
@@ -263,64 +266,64 @@ def evaluating(*parts: object) -> Iterator[None]:
             module.training = True
 
 
-def _modules(part: object) -> list[torch.nn.Module]:
-    if isinstance(part, torch.nn.Module):
-        return list(part.modules())
-    if isinstance(part, Mapping):
-        return [m for value in part.values() for m in _modules(value)]
-    held = getattr(part, "__dict__", {}).values()
-    return [m for value in held if isinstance(value, (torch.nn.Module, Mapping)) for m in _modules(value)]
+def _modules(owner: object) -> list[torch.nn.Module]:
+    if isinstance(owner, torch.nn.Module):
+        return list(owner.modules())
+    if isinstance(owner, Mapping):
+        return [m for value in owner.values() for m in _modules(value)]
+    attributes = getattr(owner, "__dict__", {}).values()
+    return [m for value in attributes if isinstance(value, (torch.nn.Module, Mapping)) for m in _modules(value)]
 
 
 def map_latent(fn: Callable[[Tensor], Tensor], z: Latent) -> Latent:
-    """Apply `fn` to the tensor, or to each tensor of the named tuple, that `z` is."""
+    """Apply `fn` to the tensor `z`, or to each tensor of the named tuple `z`."""
     if isinstance(z, Tensor):
         return fn(z)
-    return type(z)(*(fn(part) for part in z))
+    return type(z)(*(fn(tensor) for tensor in z))
 
 
-def concat_latents(parts: list[Latent], dim: int = 0) -> Latent:
-    """Concatenate latents of one kind along `dim`, particles by default."""
-    first = parts[0]
+def concat_latents(latents: list[Latent], dim: int = 0) -> Latent:
+    """Concatenate latents of one type along `dim`, by default the particle axis."""
+    first = latents[0]
     if isinstance(first, Tensor):
-        return torch.cat(parts, dim)
-    return type(first)(*(torch.cat(column, dim) for column in zip(*parts, strict=True)))
+        return torch.cat(latents, dim)
+    return type(first)(*(torch.cat(tensors, dim) for tensors in zip(*latents, strict=True)))
 
 
 def expand_trailing(t: Tensor, like: Tensor) -> Tensor:
-    """Append singleton axes to `t` until it has as many axes as `like`, so that it broadcasts over the extra ones."""
+    """Append singleton axes to `t` until it has as many axes as `like`, so that it broadcasts over them."""
     return t.reshape(t.shape + (1,) * (like.dim() - t.dim()))
 
 
 def per_member(parameter: Tensor, event_dims: int) -> Tensor:
     """Make a possibly stacked parameter broadcast over observations.
 
-    A parameter is ``(*event)``, or ``(members, *event)`` in a stack of members. The second becomes
-    ``(members, 1, *event)``, which lines up with a batch ``(members, n)``.
+    A parameter is ``(*event)``, or ``(members, *event)`` in a stack of members. The latter becomes
+    ``(members, 1, *event)``, which broadcasts with a batch ``(members, n)``.
     """
     return parameter.unsqueeze(-event_dims - 1) if parameter.dim() > event_dims else parameter
 
 
 def saved_bytes(work: Callable[[], object]) -> int:
-    """Bytes that autograd keeps for what `work` computes, each piece of memory counted once."""
+    """Bytes that autograd saves while `work` runs; each storage is counted once."""
     saved: dict[int, int] = {}
 
-    def note(t: Tensor) -> Tensor:
+    def record(t: Tensor) -> Tensor:
         saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t.detach()  # kept with its graph, a saved output would keep itself alive
+        return t.detach()  # saved with its graph, an output would keep itself alive
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
         work()
     return sum(saved.values())
 
 
 class Progress(Protocol):
-    """A listener to long work; the command line draws a bar from it, the library passes it on."""
+    """A callback for the progress of long computations; the command line draws a bar with it."""
 
     def __call__(self, done: int, total: int, what: str, /) -> None:
-        """Hear that `done` of `total` steps of `what` are done."""
+        """Report that `done` of `total` steps of `what` are done."""
         ...
 
 
 def silent(done: int, total: int, what: str, /) -> None:
-    """The listener that does not listen: the default everywhere."""
+    """Ignore the report: the default callback."""

@@ -1,8 +1,8 @@
-r"""How far importance weights can be trusted: PSIS and its k-hat, effective sample size, standard errors, a verdict.
+r"""Diagnostics of importance weights: PSIS and its k-hat, effective sample size, standard errors, verdicts.
 
 Pareto-smoothed importance sampling replaces the largest weights of each observation by the quantiles of a generalised
 Pareto distribution fitted to them. The shape of that fit, :math:`\hat k`, says which moments the weights have: those of
-order below :math:`1/\hat k`. Everything is batched over observations and worked through in chunks of them.
+order below :math:`1/\hat k`. All functions are batched over observations, which are processed in chunks.
 
 Reference: Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72).
 """
@@ -40,13 +40,13 @@ _CHUNK = {"cpu": 2**21, "cuda": 2**25}
 def psis(log_w: Tensor) -> tuple[Tensor, Tensor]:
     r"""Pareto-smoothed log-weights and their shape :math:`\hat k`.
 
-    The smoothed weights are on the scale of the raw ones: the tail's are replaced by
+    The smoothed weights are on the scale of the raw ones. Those of the tail are replaced by
 
     .. math:: w_{(i)} = \min\Bigl(w_{\max},\; u + \sigma\,\frac{(1 - p_i)^{-\hat k} - 1}{\hat k}\Bigr),
               \quad p_i = \frac{i - 1/2}{n},
 
-    with u the cutoff, and the others left alone. Self-normalising them gives PSIS, and their mean still estimates
-    the evidence. Where :math:`\hat k` is not finite (see `khat`) the weights come back as they were. Both are detached;
+    with u the cutoff; the others are unchanged. Self-normalising the result gives PSIS, and its mean still estimates
+    the evidence. Where :math:`\hat k` is not finite (see `khat`) all weights are unchanged. Both results are detached;
     :math:`\hat k` is float64.
 
     Shapes: ``(K, *batch) -> (K, *batch), (*batch)``.
@@ -55,24 +55,24 @@ def psis(log_w: Tensor) -> tuple[Tensor, Tensor]:
     columns = _columns(log_w)
     smoothed = columns.clone(memory_format=torch.contiguous_format)
     shape = torch.full_like(columns[0], math.nan, dtype=torch.float64)
-    for part in _assessable_parts(columns):
-        tail = _tail(columns[:, part])
-        k, scale = _fit(columns[:, part], tail)
+    for chunk in _assessable_chunks(columns):
+        tail = _tail(columns[:, chunk])
+        k, scale = _fit(columns[:, chunk], tail)
         values = _smooth(tail, k, scale).to(log_w.dtype)
-        smoothed[:, part].scatter_(0, tail.position, values)
-        shape[part] = k
+        smoothed[:, chunk].scatter_(0, tail.position, values)
+        shape[chunk] = k
     return smoothed.reshape(log_w.shape), shape.reshape(log_w.shape[1:])
 
 
 def khat(log_w: Tensor) -> Tensor:
     r"""Pareto shape :math:`\hat k` of the largest weights, in float64.
 
-    The tail is the :math:`\lceil\min(K/5, 3\sqrt K)\rceil` largest weights, those tied with the cutoff left out.
+    The tail is the :math:`\lceil\min(K/5, 3\sqrt K)\rceil` largest weights, without those tied with the cutoff.
 
-    - NaN: not assessed. The tail holds four weights or fewer, because K is at most 20, weights are tied, or too many
-      are zero.
-    - ``+inf``: one weight outweighs all the others together while the fit looks good (at most 0.7). The one point
-      that decides the answer is then the one that the fit explains least.
+    - NaN: not assessed. The tail has at most four weights, because K is at most 20, weights are tied, or too many are
+      zero.
+    - ``+inf``: one weight exceeds the sum of all others although the fitted shape is at most 0.7. The fit then explains
+      least the one point that decides the answer.
 
     Shapes: ``(K, *batch) -> (*batch)``.
     """
@@ -81,10 +81,10 @@ def khat(log_w: Tensor) -> Tensor:
 
 
 def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
-    r"""Shape :math:`\hat k` that matters for the mean of f: the larger of those of w and :math:`w|f-\bar f|`.
+    r"""Shape :math:`\hat k` relevant to the mean of f: the larger of those of w and of :math:`w|f-\bar f|`.
 
     The error of a self-normalised mean is a sum of :math:`w (f - \bar f)`. A function with at most two values (an
-    indicator) cannot make its tail heavier, and its :math:`\hat k` is that of the weights. NaN: neither was assessed.
+    indicator) cannot make that tail heavier, so its :math:`\hat k` is that of the weights. NaN: neither was assessed.
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch) -> (*batch, *out)``.
     """
@@ -93,8 +93,8 @@ def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
     n_out = math.prod(f.shape[log_w.dim() :])
     weights, values = _columns(log_w), _columns(f)
     shape = _khat_of_columns(weights).repeat_interleave(n_out)
-    for part in _parts(values):
-        varied = part.start + _varied(values[:, part]).nonzero().squeeze(1)
+    for chunk in _chunks(values):
+        varied = chunk.start + _varied(values[:, chunk]).nonzero().squeeze(1)
         g, log_weight = values[:, varied].double(), weights[:, varied // n_out].double()
         distance = (g - (torch.softmax(log_weight, 0) * g).sum(0)).abs()
         shape[varied] = torch.fmax(shape[varied], _khat_of_columns(distance.log() + log_weight))
@@ -124,7 +124,7 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
 
     .. math:: \Bigl(\sum_j \frac{n_j}{n_j - 1} \sum_{k \in j} (e_k - \bar e_j)^2\Bigr)^{1/2}.
 
-    One draw shows no error: NaN.
+    NaN for a single draw.
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch), strata (K) -> (*batch, *out)``.
     """
@@ -141,11 +141,11 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
 
 
 def least_mcse(f: Tensor, ess: Tensor) -> Tensor:
-    """The least standard error to believe: (b - a) / (ESS + 2) where f takes two values a and b alone, else zero.
+    """Lower bound on a standard error: (b - a) / (ESS + 2) where f takes only two values a and b, else zero.
 
-    Where all draws of an indicator agree the delta method sees no error at all; by the rule of succession a probability
-    that n draws have never hit is still known to about 1 / (n + 2) only. Zeros alone, or ones alone, are taken for such
-    an indicator; of any other constant the value it might have had is not known.
+    Where all draws of an indicator agree, the delta method gives an error of zero. By the rule of succession, the
+    probability of an event that none of n draws has hit is known to about 1 / (n + 2). Values that are all zero or all
+    one are taken for such an indicator. The bound is zero for any other constant, whose other value is unknown.
 
     Shapes: ``f (K, *batch, *out), ess (*batch) -> (*batch, *out)``.
     """
@@ -156,7 +156,7 @@ def least_mcse(f: Tensor, ess: Tensor) -> Tensor:
 
 
 class Verdict(IntEnum):
-    """What may be done with an answer: use it, look closer, or not use it."""
+    """How far an answer can be trusted: OK, with CAUTION, or not at all (REFUSE)."""
 
     OK = 0
     CAUTION = 1
@@ -164,7 +164,7 @@ class Verdict(IntEnum):
 
     @classmethod
     def names(cls, verdict: Tensor) -> list[str]:
-        """The name of each of many verdicts.
+        """The names of verdicts.
 
         >>> Verdict.names(torch.tensor([0, 2]))
         ['OK', 'REFUSE']
@@ -173,22 +173,22 @@ class Verdict(IntEnum):
 
 
 def verdict(khat: Tensor, ess: Tensor, k: int) -> Tensor:
-    r"""`Verdict` on each observation from k draws, as whole numbers; the first row that fits decides.
+    r"""`Verdict` per observation from k draws, as integers, by the first row of the table that applies.
 
     ================================  ===================  =======  =================================================
     k-hat                             ESS                  verdict  because
     ================================  ===================  =======  =================================================
-    any                               below 2              REFUSE   one draw decides; its error cannot be seen
+    any                               below 2              REFUSE   one draw dominates; the error cannot be estimated
     at most ``khat_threshold(k)``     10 or more           OK       the error is finite and its estimate reliable
-    at most 0.7                       2 or more            CAUTION  more draws settle it
-    above 0.7                         any                  REFUSE   no practical number of draws would
+    at most 0.7                       2 or more            CAUTION  more draws are needed
+    above 0.7                         any                  REFUSE   no practical number of draws is enough
     not assessed, k above 20          k (to 1e-6)          OK       equal weights: q is proportional to p at each draw
-    not assessed                      k/2 or more          CAUTION  even weights, but nothing is known of their tail
-    not assessed                      below k/2            REFUSE   uneven weights of unknown tail
+    not assessed                      k/2 or more          CAUTION  even weights with an unknown tail
+    not assessed                      below k/2            REFUSE   uneven weights with an unknown tail
     ================================  ===================  =======  =================================================
 
-    Below an ESS of 10 the standard error is itself uncertain by more than a fifth, and that of a probability near one
-    half is above 0.15.
+    Below an ESS of 10 the estimate of the standard error is uncertain by more than a fifth, and the standard error of
+    a probability near one half exceeds 0.15.
 
     Shapes: ``khat (*batch, *out), ess (*batch) -> (*batch, *out)``.
     """
@@ -201,10 +201,10 @@ def verdict(khat: Tensor, ess: Tensor, k: int) -> Tensor:
 
 
 class _Tail(NamedTuple):
-    """The largest weights in descending order: ``log_w``, ``excess``, ``position (n, batch)``; the rest ``(batch)``.
+    """The largest weights in descending order.
 
     ``excess`` is w/u - 1 over the cutoff u, and zero for a weight that does not exceed it. Unlike w - u it keeps its
-    digits when the weights are nearly equal.
+    precision when the weights are nearly equal. Shapes: ``log_w, excess, position (n, batch)``; the rest ``(batch)``.
     """
 
     log_w: Tensor
@@ -215,28 +215,28 @@ class _Tail(NamedTuple):
 
 
 def _columns(t: Tensor) -> Tensor:
-    """Everything but the particles in one axis. Shapes: ``(K, *batch) -> (K, n)``."""
+    """All axes except the particles flattened. Shapes: ``(K, *batch) -> (K, n)``."""
     return t.detach().reshape(len(t), math.prod(t.shape[1:]))
 
 
 def _khat_of_columns(columns: Tensor) -> Tensor:
     """K-hat of each column. Shapes: ``(K, n) -> (n)``."""
     shape = torch.full_like(columns[0], math.nan, dtype=torch.float64)
-    for part in _assessable_parts(columns):
-        shape[part], _ = _fit(columns[:, part], _tail(columns[:, part]))
+    for chunk in _assessable_chunks(columns):
+        shape[chunk], _ = _fit(columns[:, chunk], _tail(columns[:, chunk]))
     return shape
 
 
-def _parts(columns: Tensor) -> Iterator[slice]:
-    """Slices of columns wide enough to occupy the device, narrow enough for temporaries to stay small and cached."""
+def _chunks(columns: Tensor) -> Iterator[slice]:
+    """Slices of columns that are wide enough to occupy the device and narrow enough to keep temporaries in cache."""
     k, n = columns.shape
     width = max(1, _CHUNK.get(columns.device.type, _CHUNK["cpu"]) // k)
     return (slice(start, min(start + width, n)) for start in range(0, n, width))
 
 
-def _assessable_parts(columns: Tensor) -> Iterator[slice]:
-    """The parts, or none where the draws are too few for any column's tail."""
-    return _parts(columns) if _tail_length(len(columns)) >= _SHORTEST_TAIL else iter(())
+def _assessable_chunks(columns: Tensor) -> Iterator[slice]:
+    """The chunks, or none where there are too few draws for a tail."""
+    return _chunks(columns) if _tail_length(len(columns)) >= _SHORTEST_TAIL else iter(())
 
 
 def _tail_length(k: int) -> int:
@@ -246,7 +246,7 @@ def _tail_length(k: int) -> int:
 def _largest(log_w: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """The n largest of each column in descending order, and their positions. Shapes: ``(K, b) -> (n, b), (n, b)``.
 
-    They lie in the n groups of four with the largest maxima, so two short selections do the work of a long one.
+    They lie in the n groups of four with the largest maxima, so two short selections replace a long one.
     """
     k = len(log_w)
     if k % 4 or k < 8 * n:
@@ -259,7 +259,7 @@ def _largest(log_w: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _tail(log_w: Tensor) -> _Tail:
-    """Weights above the cutoff, which is the largest weight left out (or, if zero, the smallest normal number)."""
+    """Weights above the cutoff, which is the largest weight below the tail, or the smallest normal number if zero."""
     value, position = _largest(log_w, _tail_length(len(log_w)) + 1)
     value = value.double()
     cutoff = torch.maximum(value[-1], value[0] + _LOG_TINY)
@@ -268,18 +268,18 @@ def _tail(log_w: Tensor) -> _Tail:
 
 
 def _fit(log_w: Tensor, tail: _Tail) -> tuple[Tensor, Tensor]:
-    """Shape and scale of each tail, the shape as `khat` promises it. Shapes: ``(K, b) -> (b), (b)``."""
+    """Shape and scale of each tail, the shape as documented in `khat`. Shapes: ``(K, b) -> (b), (b)``."""
     k, scale = _fit_pareto(tail.excess, tail.length)
-    alone = _outweighing(log_w, tail.excess)
-    k[alone] = torch.where(k[alone] > MAX_KHAT, k[alone], math.inf)
+    dominated = _dominated(log_w, tail.excess)
+    k[dominated] = torch.where(k[dominated] > MAX_KHAT, k[dominated], math.inf)
     return torch.where(tail.length >= _SHORTEST_TAIL, k, math.nan), scale
 
 
-def _outweighing(log_w: Tensor, excess: Tensor) -> Tensor:
+def _dominated(log_w: Tensor, excess: Tensor) -> Tensor:
     """Columns in which one weight exceeds the sum of the others."""
-    suspect = (excess[0] > excess[1:].sum(0)).nonzero().squeeze(1)  # necessary, and cheap: few need the full sum
-    share = log_normalise(log_w[:, suspect].double()).amax(0)
-    return suspect[share > -math.log(2)]
+    candidates = (excess[0] > excess[1:].sum(0)).nonzero().squeeze(1)  # a necessary condition that is cheap to check
+    share = log_normalise(log_w[:, candidates].double()).amax(0)
+    return candidates[share > -math.log(2)]
 
 
 def _fit_pareto(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,7 +310,8 @@ def _fit_pareto(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
 def _sum_log_factors(b: Tensor, x: Tensor, spread: Tensor) -> Tensor:
     r"""Sum over i of :math:`\log(1 - b x_i)`. Shapes: ``b (m, n), x (T, n) -> (m, n)``.
 
-    Eight factors are multiplied before each logarithm, the costly step, unless so wide a spread could overflow.
+    Eight factors are multiplied before each logarithm, the costly step, unless the spread is so wide that the product
+    could overflow.
     """
     n_factors = 1 if (spread > 1e30).any() else 8
     factors = functional.pad(x, (0, 0, 0, -len(x) % n_factors)).unflatten(0, (n_factors, -1)).unsqueeze(2)
@@ -321,7 +322,7 @@ def _sum_log_factors(b: Tensor, x: Tensor, spread: Tensor) -> Tensor:
 
 
 def _smooth(tail: _Tail, k: Tensor, scale: Tensor) -> Tensor:
-    """Log of the fitted quantiles in place of the tail, the raw values where there is no fit or no tail."""
+    """Log of the fitted quantiles for the tail, the raw values where there is no fit or no tail."""
     rank = torch.arange(len(tail.log_w), dtype=torch.float64, device=k.device).unsqueeze(1)
     shape = torch.where(k.abs() < _EPS, _EPS, k)  # the exponential limit
     quantile = scale * torch.expm1(-shape * ((rank + 0.5) / tail.length).log()) / shape
@@ -332,20 +333,20 @@ def _smooth(tail: _Tail, k: Tensor, scale: Tensor) -> Tensor:
 def _varied(f: Tensor) -> Tensor:
     """Columns with more than two distinct values; raises where some are not finite."""
     if f.is_floating_point() and not f.isfinite().all():
-        bad = int((~f.isfinite()).sum())
-        raise DivergenceError(f"{bad} of {f.numel()} values of f are not finite; their mean has no tail to assess.")
+        n_bad = int((~f.isfinite()).sum())
+        raise DivergenceError(f"{n_bad} of {f.numel()} values of f are not finite; f must be finite on every particle.")
     low, high = f.amin(0), f.amax(0)
     return ~((f == low) | (f == high)).all(0)
 
 
 def _within(error: Tensor, strata: Tensor) -> Tensor:
-    """Errors about the mean of their stratum, scaled so that their sum of squares is the stratified variance."""
+    """Errors relative to the mean of their stratum, scaled so that their sum of squares is the stratified variance."""
     if strata.shape != error.shape[:1]:
-        raise ShapeError(f"strata of shape {tuple(strata.shape)} must name one component a draw: ({len(error)},).")
+        raise ShapeError(f"strata of shape {tuple(strata.shape)} must name one component per draw: ({len(error)},).")
     labels, member, counts = strata.unique(return_inverse=True, return_counts=True)
     if (counts < 2).any():
-        lonely = labels[counts < 2].tolist()
-        raise SettingError(f"strata {lonely} hold one draw each, which shows no variance; draw at least two from each.")
+        single = labels[counts < 2].tolist()
+        raise SettingError(f"strata {single} have one draw each, hence no variance; draw at least two from each.")
     n = expand_trailing(counts.to(error.dtype), error)
     mean = torch.zeros_like(error[: len(labels)]).index_add_(0, member, error) / n
     return (error - mean[member]) * (n / (n - 1)).sqrt()[member]

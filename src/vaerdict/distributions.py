@@ -1,12 +1,13 @@
-"""Distributions as base noise and a deterministic transform of it.
+"""Distributions as a deterministic transform of base noise.
 
-A distribution here is a proposal that does not look at x: it has ``draw`` and ``log_prob`` like any other. An amortised
-proposal is a network that returns one.
+A distribution has ``draw`` and ``log_prob`` like any proposal but ignores x. An amortised proposal is a network that
+returns a distribution.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,11 +33,11 @@ class Diagonal(NamedTuple):
     scale: Tensor
 
     def apply(self, eps: Tensor) -> Tensor:
-        """Root times eps."""
+        """The root times eps."""
         return self.scale * eps
 
     def transpose_apply(self, vector: Tensor) -> Tensor:
-        """Transposed root times a vector ``(*batch, d)``."""
+        """The transposed root times a vector ``(*batch, d)``."""
         return self.scale * vector
 
     def square_norm(self, delta: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ class Diagonal(NamedTuple):
         return self.scale.log().sum(-1)
 
     def covariance(self) -> Tensor:
-        """The covariance (of a Student-t: its scale matrix). Shapes: ``-> (*batch, d, d)``."""
+        """The covariance; for a Student-t the scale matrix. Shapes: ``-> (*batch, d, d)``."""
         return torch.diag_embed(self.scale.square())
 
 
@@ -58,41 +59,45 @@ class Triangular(NamedTuple):
     tril: Tensor
 
     def apply(self, eps: Tensor) -> Tensor:
-        """Root times eps."""
+        """The root times eps."""
         return (self.tril @ eps.unsqueeze(-1)).squeeze(-1)
 
     def transpose_apply(self, vector: Tensor) -> Tensor:
-        """Transposed root times a vector ``(*batch, d)``."""
+        """The transposed root times a vector ``(*batch, d)``."""
         return (self.tril.mT @ vector.unsqueeze(-1)).squeeze(-1)
 
     def square_norm(self, delta: Tensor) -> Tensor:
         """Squared Mahalanobis length of delta. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
-        # particles as right-hand sides of one solve per observation: (*batch, d, K)
-        columns = delta.movedim(0, -1)
-        white = torch.linalg.solve_triangular(self.tril, columns, upper=False)
-        return white.square().sum(-2).movedim(-1, 0)
+        # particles are the right-hand sides of one solve per observation: (*batch, d, K)
+        whitened = torch.linalg.solve_triangular(self.tril, delta.movedim(0, -1), upper=False)
+        return whitened.square().sum(-2).movedim(-1, 0)
 
     def log_det(self) -> Tensor:
         """Log of the root's determinant. Shapes: ``-> (*batch)``."""
         return self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def covariance(self) -> Tensor:
-        """The covariance (of a Student-t: its scale matrix). Shapes: ``-> (*batch, d, d)``."""
+        """The covariance; for a Student-t the scale matrix. Shapes: ``-> (*batch, d, d)``."""
         return self.tril @ self.tril.mT
 
 
 Root = Diagonal | Triangular
 
 
+def _map_root(fn: Callable[[Tensor], Tensor], root: Root) -> Root:
+    return type(root)(fn(root[0]))
+
+
 @dataclass(frozen=True, eq=False)
 class Elliptical:
-    r"""A multivariate normal, or with `df` a multivariate Student-t, by location and root of its scale matrix.
+    r"""A multivariate normal, or with `df` a multivariate Student-t, with a location and a root of its scale matrix.
 
-    :math:`z = \mu + R\,\epsilon`, with :math:`\epsilon` standard normal, times :math:`\sqrt{\nu/\chi^2_\nu}` for a
+    :math:`z = \mu + R\,\epsilon` with :math:`\epsilon` standard normal, times :math:`\sqrt{\nu/\chi^2_\nu}` for a
     Student-t. With `heading` the base noise is first reflected so that its first coordinate moves z along that
-    direction; the law of z is the same, but the first coordinate of a Sobol net, its best, then serves the query.
+    direction. The distribution of z is unchanged, but the first coordinate of a Sobol net, its most uniform one, then
+    varies along the direction of interest.
 
-    Shapes: ``loc (*batch, d)``, ``df ()`` or one value a stacked member, ``heading (*batch, d)``.
+    Shapes: ``loc (*batch, d)``, ``df ()`` or one value per stacked member, ``heading (*batch, d)``.
     """
 
     loc: Tensor
@@ -127,59 +132,50 @@ class Elliptical:
         return self.loc + self.root.apply(eps)
 
     def log_prob(self, z: Tensor, x: Tensor | None = None) -> Tensor:
-        """Log-density at z; x is accepted, and not looked at, so that a distribution is a proposal."""
+        """Log-density at z. The argument x is ignored; it makes a distribution a proposal."""
         d = self.loc.shape[-1]
         square = self.root.square_norm(z - self.loc)
         if self.df is None:
             return -0.5 * (square + d * _LOG_2PI) - self.root.log_det()
         df = per_member(self.df, 0)
-        wide = df.double()  # large gamma functions cancel
-        constant = torch.lgamma(0.5 * (wide + d)) - torch.lgamma(0.5 * wide) - 0.5 * d * (wide * math.pi).log()
+        nu = df.double()  # large gamma functions cancel
+        constant = torch.lgamma(0.5 * (nu + d)) - torch.lgamma(0.5 * nu) - 0.5 * d * (nu * math.pi).log()
         return constant.to(square.dtype) - self.root.log_det() - 0.5 * (df + d) * torch.log1p(square / df)
 
     def draw(self, x: Tensor | None, k: int, *, generator: Randomness) -> Draws:
-        """Draw k particles for each observation the distribution was made for."""
+        """Draw k particles for each observation that the distribution was made for."""
         check_count(k)
         if x is not None and x.shape[: len(self.batch_shape)] != self.batch_shape:
             raise ShapeError(
                 f"this distribution was made for observations of shape {tuple(self.batch_shape)}, "
-                f"not {tuple(x.shape[:-1])}; make it anew for these observations."
+                f"not {tuple(x.shape[:-1])}; make a new one for these observations."
             )
         z = self.transform(self.noise(k, as_source(generator)))
         return Draws(z, self.log_prob(z))
 
     def detach(self) -> Elliptical:
         """The same distribution with no gradient in its parameters."""
-        root = type(self.root)(*(part.detach() for part in self.root))
-        return replace(self, loc=self.loc.detach(), root=root, df=None if self.df is None else self.df.detach())
+        df = None if self.df is None else self.df.detach()
+        return replace(self, loc=self.loc.detach(), root=_map_root(Tensor.detach, self.root), df=df)
 
     def towards(self, direction: Tensor) -> Elliptical:
-        """The same law with its first noise coordinate turned along `direction` ``(d,)`` or ``(*batch, d)``."""
+        """The same distribution with its first noise coordinate along `direction` ``(d,)`` or ``(*batch, d)``."""
         return replace(self, heading=direction.to(self.loc).expand_as(self.loc))
 
     def at(self, index: Tensor | slice | int) -> Elliptical:
-        """The distributions of some of the observations: index the leading batch axis."""
-        root = type(self.root)(*(part[index] for part in self.root))
-        return replace(
-            self, loc=self.loc[index], root=root, heading=None if self.heading is None else self.heading[index]
-        )
+        """The distributions of the observations at `index` of the first batch axis."""
+        return self._map(lambda t: t[index])
 
     def select(self, index: Tensor) -> Elliptical:
         """The distributions of the observations at `index` of the last batch axis."""
-        axis = self.loc.dim() - 2
-        loc, root, heading = (
-            self.loc.index_select(axis, index),
-            type(self.root)(*(part.index_select(axis, index) for part in self.root)),
-            None if self.heading is None else self.heading.index_select(axis, index),
-        )
-        return replace(self, loc=loc, root=root, heading=heading)
+        return self._map(lambda t: t.index_select(self.loc.dim() - 2, index))
 
-    def scaled(self, factor: float) -> Elliptical:
-        """The same location with the root multiplied by `factor`."""
-        return replace(self, root=type(self.root)(*(factor * part for part in self.root)))
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Elliptical:
+        heading = None if self.heading is None else fn(self.heading)
+        return replace(self, loc=fn(self.loc), root=_map_root(fn, self.root), heading=heading)
 
     def covariance(self) -> Tensor:
-        """Covariance matrix; a Student-t has one for df > 2. Shapes: ``-> (*batch, d, d)``."""
+        """Covariance matrix; a Student-t needs df > 2. Shapes: ``-> (*batch, d, d)``."""
         if self.df is None:
             return self.root.covariance()
         if bool((self.df <= 2).any()):
@@ -188,20 +184,20 @@ class Elliptical:
         return df / (df - 2) * self.root.covariance()
 
     def _reflected(self, eps: Tensor) -> Tensor:
-        """Householder reflection that maps the first axis onto the root's image of the heading."""
+        """Apply the Householder reflection that maps the first axis onto the transposed root times the heading."""
         assert self.heading is not None
         along = self.root.transpose_apply(self.heading)
         unit = along / along.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(along.dtype).tiny)
         first = torch.zeros_like(unit)
         first[..., 0] = 1
-        # reflect onto the nearer of +-unit: subtracting nearly equal vectors would lose digits
+        # reflect onto the nearer of +unit and -unit, because subtracting nearly equal vectors loses digits
         mirror = first + torch.where(unit[..., :1] >= 0, unit, -unit)
-        flip = 2 * (eps * mirror).sum(-1, keepdim=True) / mirror.square().sum(-1, keepdim=True)
-        return eps - flip * mirror
+        factor = 2 * (eps * mirror).sum(-1, keepdim=True) / mirror.square().sum(-1, keepdim=True)
+        return eps - factor * mirror
 
 
 class _ImplicitGamma(torch.autograd.Function):
-    """Identity on standard gammas that knows their implicit derivative in the concentration (Figurnov et al., 2018)."""
+    """Identity on standard gammas with their implicit derivative in the concentration (Figurnov et al., 2018)."""
 
     @staticmethod
     def forward(ctx, concentration: Tensor, gamma: Tensor) -> Tensor:  # type: ignore[override]
@@ -216,7 +212,7 @@ class _ImplicitGamma(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class StandardNormal:
-    """The prior N(0, I) in d dimensions: a prior and a proposal in one. Shapes: latents ``(K, *batch, d)``."""
+    """N(0, I) in d dimensions, both a prior and a proposal. Shapes: latents ``(K, *batch, d)``."""
 
     d: int
 

@@ -1,7 +1,7 @@
-"""Where work is done: in threads of this process, in processes of this machine, or on the machines of a Ray cluster.
+"""Engines that map a function over items: threads of this process, processes of this machine, or a Ray cluster.
 
-An engine maps a function over items and hands back every result as it comes. Results do not depend on the engine: each
-item is done by one thread, and what it draws comes from seeds of its own.
+An engine yields every result as soon as it is finished. Results do not depend on the engine, because each item is
+computed by one thread with its own seeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, Thr
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import count, islice
 from multiprocessing import get_context, parent_process
 from typing import Any, Protocol, TypeVar
@@ -23,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from vaerdict.core import SettingError, check_count
+from vaerdict.optional import require
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,83 +32,107 @@ _NAMESPACE = "vaerdict"
 
 
 class Engine(Protocol):
-    """Anything that does many pieces of work."""
+    """Anything that maps a function over items."""
 
     def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
-        """Each item's place and result, in the order they are finished; function, items and results must pickle.
+        """Yield the index and result of each item in the order of completion; all arguments and results must pickle.
 
-        An error in `fn` is raised once; what had not begun by then is dropped, what had is first handed over. Closing
-        the iterator cancels the rest.
+        If `fn` raises, items that have begun are finished and yielded, the others are dropped, and the first error is
+        raised. Closing the generator cancels what has not begun.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Local:
-    """Processes of this machine, one a core by default; with one worker, or one item, this process itself."""
+class _Pool:
+    """Workers of this machine, one per core by default; with one worker or one item, the calling thread."""
 
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.workers is not None:
-            check_count(self.workers, name="workers")
+        _check_workers(self.workers)
 
     def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
-        """Each item's place and result, in the order they are finished."""
+        """Yield the index and result of each item in the order of completion."""
         workers = min(self.workers or os.cpu_count() or 1, len(items))
         if workers > 1:
-            yield from _in_processes(fn, items, workers)
+            yield from self._map(fn, items, workers)
             return
-        for place, item in enumerate(items):
+        for i, item in enumerate(items):
             with one_thread():
                 result = fn(item)
-            yield place, result
+            yield i, result
+
+    def _map(self, fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Threads:
-    """Threads of this process, one a core by default, for work that spends its time inside torch.
+def _check_workers(workers: int | None) -> None:
+    if workers is not None:
+        check_count(workers, name="workers")
 
-    Nothing is copied, and an item is asked for when a thread is free for it, so that items may be made as they go.
+
+class Local(_Pool):
+    """Processes of this machine, one per core by default; with one worker or one item, this process.
+
+    >>> dict(Local(1).map(abs, [-1, -2]))
+    {0: 1, 1: 2}
     """
 
-    workers: int | None = None
+    def _map(self, fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
+        failure: BaseException | None = None
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_enter_process) as pool:
+            try:
+                indices = {pool.submit(fn, item): i for i, item in enumerate(items)}
+                for future in as_completed(indices):
+                    if future.cancelled():
+                        continue
+                    error = future.exception()
+                    if error is None:
+                        yield indices[future], future.result()
+                    elif failure is None:  # running items are finished and yielded, the others dropped
+                        failure = error
+                        for other in indices:
+                            other.cancel()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # otherwise leaving the pool would first do all remaining items
+                raise
+        if failure is not None:
+            raise failure
 
-    def __post_init__(self) -> None:
-        if self.workers is not None:
-            check_count(self.workers, name="workers")
 
-    def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
-        """Each item's place and result, in the order they are finished."""
-        workers = min(self.workers or os.cpu_count() or 1, len(items))
-        if workers <= 1:
-            yield from Local(1).map(fn, items)
-            return
-        waiting, running = iter(enumerate(items)), dict[Future[R], int]()
-        work = partial(_as_here, torch.is_grad_enabled(), fn)
+class Threads(_Pool):
+    """Threads of this process, one per core by default, for work that spends its time inside torch.
+
+    Nothing is copied, and an item is accessed when a thread is free for it, so that items may be created on demand.
+    """
+
+    def _map(self, fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
+        pending, running = iter(enumerate(items)), dict[Future[R], int]()
+        work = partial(_with_grad_mode, torch.is_grad_enabled(), fn)
         failure: BaseException | None = None
         with _restored_default(), ThreadPoolExecutor(workers, initializer=_enter_thread) as pool:
             while True:
-                room = workers - len(running) if failure is None else 0
-                running |= {pool.submit(work, item): place for place, item in islice(waiting, room)}
+                n_free = workers - len(running) if failure is None else 0
+                running |= {pool.submit(work, item): i for i, item in islice(pending, n_free)}
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    place, error = running.pop(future), future.exception()
+                    i, error = running.pop(future), future.exception()
                     if error is None:
-                        yield place, future.result()
+                        yield i, future.result()
                     failure = failure or error
         if failure is not None:
             raise failure
 
 
 def started(engine: Engine | None) -> AbstractContextManager[None]:
-    """An engine that has to be started, started once for all its maps inside; of others nothing."""
+    """Start an engine that needs it once for all calls of ``map`` inside the context."""
     return engine.running() if isinstance(engine, Ray) else nullcontext()
 
 
-class Made(Sequence[T]):
-    """Items made from keys when they are asked for, and not kept."""
+class LazySequence(Sequence[T]):
+    """Items that are created from keys when they are accessed, and not stored."""
 
     def __init__(self, keys: Sequence[K], make: Callable[[K], T]) -> None:
         self.keys, self.make = keys, make
@@ -116,30 +140,43 @@ class Made(Sequence[T]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, at: Any) -> Any:
-        """The item of the key at a place."""
-        return self.make(self.keys[at])
+    def __getitem__(self, index: Any) -> Any:
+        """The item of the key at `index`."""
+        return self.make(self.keys[index])
 
 
-def in_order(results: Iterator[tuple[int, R]]) -> Iterator[R]:
-    """Results in the order of their items; those that come early wait."""
+def ordered_results(results: Iterator[tuple[int, R]]) -> Iterator[R]:
+    """Results in the order of their items; results that come early are held back.
+
+    >>> list(ordered_results(iter([(1, "b"), (0, "a")])))
+    ['a', 'b']
+    """
     early: dict[int, R] = {}
     for expected in count():
         while expected not in early:
-            came = next(results, None)
-            if came is None:
+            result = next(results, None)
+            if result is None:
                 return
-            early[came[0]] = came[1]
+            early[result[0]] = result[1]
         yield early.pop(expected)
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Tasks of a Ray cluster: that at `address`, or one on this machine started for the purpose and stopped afterwards.
+    """Tasks of a Ray cluster; every machine needs this package and whatever data `fn` reads.
 
-    Where the process already runs Ray, that runtime is used and left running. Each task takes one CPU and `gpus` GPUs;
-    `workers` is how many run at a time, all the cluster has room for by default. A task whose worker or machine was
-    lost is run again, up to `retries` times. Every machine needs this package, and whatever data `fn` reads.
+    A Ray runtime that this process has already started is used and left running.
+
+    Parameters
+    ----------
+    address
+        Address of a running cluster. By default a cluster on this machine is started and stopped afterwards.
+    workers
+        Number of tasks at a time, by default as many as the cluster has room for.
+    gpus
+        GPUs per task. Each task also takes one CPU.
+    retries
+        How often a task is repeated when its worker or machine is lost.
     """
 
     address: str | None = None
@@ -148,42 +185,41 @@ class Ray:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        if self.workers is not None:
-            check_count(self.workers, name="workers")
+        _check_workers(self.workers)
 
     def map(self, fn: Callable[[T], R], items: Sequence[T]) -> Generator[tuple[int, R], None, None]:
-        """Each item's place and result, in the order they are finished."""
-        ray = _ray()
+        """Yield the index and result of each item in the order of completion."""
+        ray = require("ray", "ray")
         with self._runtime(ray):
             task = ray.remote(num_cpus=1, num_gpus=self.gpus, max_retries=self.retries)(_as_task)
-            shared = ray.put(fn)  # sent to a machine once, however many of the items it does
-            waiting = iter(enumerate(items))
-            places: dict[Any, int] = {}
+            shared = ray.put(fn)  # sent once to each machine
+            pending = iter(enumerate(items))
+            running: dict[Any, int] = {}
             failure: Exception | None = None
             try:
                 while True:
-                    room = self._room(places) if failure is None else 0
-                    places |= {task.remote(shared, item): place for place, item in islice(waiting, room)}
-                    if not places:
+                    n_free = self._n_free(running) if failure is None else 0
+                    running |= {task.remote(shared, item): i for i, item in islice(pending, n_free)}
+                    if not running:
                         break
-                    for ref in ray.wait(list(places))[0]:
-                        place, result, error = places.pop(ref), *_outcome(ray, ref)
+                    for ref in ray.wait(list(running))[0]:
+                        i, result, error = running.pop(ref), *_outcome(ray, ref)
                         if error is None:
-                            yield place, result
-                        elif failure is None:  # later errors are of tasks cancelled here
+                            yield i, result
+                        elif failure is None:  # later errors come from tasks that are cancelled here
                             failure = error
-                            _cancel(ray, places, force=False)
+                            _cancel(ray, running, force=False)
             finally:
-                _cancel(ray, places, force=True)
+                _cancel(ray, running, force=True)
         if failure is not None:
             raise failure
 
     def running(self) -> AbstractContextManager[None]:
-        """The cluster, joined or started once for all maps inside."""
-        return self._runtime(_ray())
+        """Connect to or start the cluster once for all calls of `map` inside the context."""
+        return self._runtime(require("ray", "ray"))
 
-    def _room(self, running: dict[Any, int]) -> int | None:
-        """How many more tasks may be handed over; None for any number."""
+    def _n_free(self, running: dict[Any, int]) -> int | None:
+        """The number of tasks that may be submitted; None for any number."""
         return None if self.workers is None else self.workers - len(running)
 
     @contextmanager
@@ -203,7 +239,7 @@ class Ray:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join a running cluster; an address where nobody answers is refused at once, for Ray itself would try for long."""
+    """Connect to a running cluster. The address is tried first, because Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         if address != "auto":
@@ -216,15 +252,8 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _ray() -> Any:
-    try:
-        return import_module("ray")
-    except ImportError as error:
-        raise SettingError("the ray engine needs Ray; install it with `pip install 'vaerdict[ray]'`.") from error
-
-
 def _outcome(ray: Any, ref: Any) -> tuple[Any, Exception | None]:
-    """What a task returned, and the error instead if it raised one, as `fn` raised it."""
+    """The result of a task, and the error if it raised one."""
     try:
         return ray.get(ref), None
     except ray.exceptions.RayTaskError as error:
@@ -234,36 +263,14 @@ def _outcome(ray: Any, ref: Any) -> tuple[Any, Exception | None]:
 
 
 def _cancel(ray: Any, refs: Iterable[Any], *, force: bool) -> None:
-    """Drop tasks that have not begun; by force those that run, too, which otherwise do not hear of it."""
+    """Cancel tasks that have not begun; with `force` also those that are running."""
     for ref in refs:
         ray.cancel(ref, force=force)
 
 
-def _in_processes(fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
-    failure: BaseException | None = None
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_enter_worker) as pool:
-        try:
-            places = {pool.submit(fn, item): place for place, item in enumerate(items)}
-            for future in as_completed(places):
-                if future.cancelled():
-                    continue
-                error = future.exception()
-                if error is None:
-                    yield places[future], future.result()
-                elif failure is None:  # what runs by now is finished and handed over, the rest dropped
-                    failure = error
-                    for other in places:
-                        other.cancel()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # or leaving the pool would first do all that is left
-            raise
-    if failure is not None:
-        raise failure
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """As in a worker: how sums are split over threads must not change a result."""
+    """Use one torch thread, as workers do, because the number of threads changes the rounding of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -272,14 +279,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _as_here(grad: bool, fn: Callable[[T], R], item: T) -> R:
-    """In a thread, which starts with gradients enabled whatever its maker had."""
-    with torch.set_grad_enabled(grad):
+def _with_grad_mode(enabled: bool, fn: Callable[[T], R], item: T) -> R:
+    """Call `fn` in a thread, which would otherwise start with gradients enabled."""
+    with torch.set_grad_enabled(enabled):
         return fn(item)
 
 
 def _as_task(fn: Callable[[T], R], item: T) -> R:
-    """On one thread, and to the end: Ray cancels a task that runs by an interrupt."""
+    """Call `fn` with one torch thread and without the interrupts by which Ray cancels a running task."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with one_thread():
@@ -289,27 +296,27 @@ def _as_task(fn: Callable[[T], R], item: T) -> R:
 
 
 def _enter_thread() -> None:
-    """One thread for its work; a new thread takes the process's default when first asked, so let that be before."""
+    """Set one torch thread, after a first query, at which a new thread adopts the default of the process."""
     torch.get_num_threads()
     torch.set_num_threads(1)
 
 
 @contextmanager
 def _restored_default() -> Iterator[None]:
-    """What `_enter_thread` sets is a default, too, for threads that start later; those of others find it as it was."""
+    """Restore the default number of torch threads, which `_enter_thread` changes for threads that start later."""
     try:
         yield
     finally:
         torch.set_num_threads(torch.get_num_threads())
 
 
-def _enter_worker() -> None:
-    """One thread a worker; and a worker whose parent was killed goes too, instead of working on for nobody."""
+def _enter_process() -> None:
+    """Set one torch thread, and exit when the parent process is killed."""
     torch.set_num_threads(1)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,7 +1,7 @@
-r"""Posterior expectations from weighted particles, each with its error, effective sample size and k-hat.
+r"""Posterior expectations from weighted particles, each with its standard error, effective sample size and k-hat.
 
-Every estimator takes the values :math:`f(z_k)`, of shape ``(K, *batch, *out)``, and log-weights ``(K, *batch)``. All
-work in double precision on some observations at a time, so that their copies stay small beside what they are given.
+Every estimator takes the values :math:`f(z_k)` ``(K, *batch, *out)`` and the log-weights ``(K, *batch)``, and returns
+an `Estimate` in double precision. Observations are processed in chunks, so temporary copies stay small.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from vaerdict import diagnostics
 from vaerdict.core import Estimate, ShapeError, WeightError, check_log_weights, expand_trailing
 
-_PART = 2**23  # numbers worked on at a time: 64 MiB in double precision
+_CHUNK = 2**23  # values processed at a time: 64 MiB in double precision
 
 
 def plugin(f: Tensor, log_w: Tensor) -> Estimate:
-    r"""The unweighted mean :math:`\tfrac1K\sum_k f(z_k)`: the expectation under q, not under the posterior.
+    r"""Unweighted mean :math:`\tfrac1K\sum_k f(z_k)`: the expectation under q, not under the posterior.
 
-    Its `mcse` says how well the mean under q is known and nothing of the bias of standing q in for the posterior;
-    `ess` and `khat`, those of the weights it ignores, do.
+    `mcse` is the error of the mean under q. It does not include the bias of using q in place of the posterior; `ess`
+    and `khat`, computed from the ignored weights, indicate that bias.
     """
 
     def rule(f: Tensor, log_w: Tensor) -> Estimate:
@@ -32,7 +32,7 @@ def plugin(f: Tensor, log_w: Tensor) -> Estimate:
         mcse = torch.maximum(mcse, diagnostics.least_mcse(f, torch.full_like(ess, f.shape[0])))
         return Estimate(f.mean(0), mcse, ess, diagnostics.khat(log_w))
 
-    return _in_parts(rule, f, log_w)
+    return _in_chunks(rule, f, log_w)
 
 
 def snis(f: Tensor, log_w: Tensor) -> Estimate:
@@ -41,22 +41,37 @@ def snis(f: Tensor, log_w: Tensor) -> Estimate:
     >>> snis(torch.tensor([[0.0], [1.0]]), torch.log(torch.tensor([[1.0], [3.0]]))).value
     tensor([0.7500], dtype=torch.float64)
     """
-    return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=False), f, log_w)
+    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=False), f, log_w)
 
 
 def psis(f: Tensor, log_w: Tensor) -> Estimate:
     """Importance sampling with Pareto-smoothed weights: less variance, small bias (Vehtari et al., 2024).
 
-    Smoothing can hide a single draw that outweighs all others, so `ess` is that of the weights as they were.
+    Smoothing can hide a single draw that outweighs all others. Therefore `mcse` is the larger of the standard errors
+    computed with the smoothed and with the raw weights, and `ess` is that of the raw weights.
     """
-    return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=True), f, log_w)
+    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=True), f, log_w)
 
 
 def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Estimate:
-    """Multiple importance sampling: particles drawn in strata from several proposals, balance-heuristic weights.
+    """Multiple importance sampling: stratified draws from several proposals with balance-heuristic weights.
 
-    `log_w` is measured against the whole mixture (`vaerdict.proposals.Mixture` does so) and `source` ``(K,)`` names
-    the proposal of each particle, so that the error counts variance within the strata only.
+    Parameters
+    ----------
+    f
+        Values ``(K, *batch, *out)``.
+    log_w
+        Log-weights ``(K, *batch)`` relative to the whole mixture, as from `vaerdict.proposals.Mixture`.
+    source
+        Index of each particle's proposal ``(K,)``. The error includes the variance within proposals only.
+    smooth
+        Whether the weights are Pareto-smoothed; `mcse` is then the larger of both errors, as in `psis`.
+
+    Examples
+    --------
+    >>> f, log_w = torch.tensor([[0.0], [1.0], [0.0], [1.0]]), torch.zeros(4, 1)
+    >>> mis(f, log_w, torch.tensor([0, 0, 1, 1])).value
+    tensor([0.5000], dtype=torch.float64)
     """
     if source.shape != log_w.shape[:1]:
         raise ShapeError(
@@ -64,30 +79,33 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
         )
     strata: Tensor | None = source.to(log_w.device)
     if bool((torch.bincount(source) == 1).any()):
-        strata = None  # a stratum of one draw shows no variance: count the draws as if they were not stratified
-    return _in_parts(lambda f, log_w: _weighted(f, log_w, smooth=smooth, strata=strata), f, log_w)
+        strata = None  # the variance within a stratum of one draw is unknown: use the unstratified error
+    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=smooth, strata=strata), f, log_w)
 
 
 def _weighted(f: Tensor, log_w: Tensor, *, smooth: bool, strata: Tensor | None = None) -> Estimate:
-    used, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
-    value, ess = (expand_trailing(torch.softmax(used, 0), f) * f).sum(0), diagnostics.ess(log_w)
-    mcse = torch.maximum(diagnostics.mcse_snis(f, used, strata=strata), diagnostics.least_mcse(f, ess))
+    """The weighted mean; its error is the largest of those by the raw weights, the smoothed ones and `least_mcse`."""
+    weights, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
+    value, ess = (expand_trailing(torch.softmax(weights, 0), f) * f).sum(0), diagnostics.ess(log_w)
+    mcse = torch.maximum(diagnostics.mcse_snis(f, log_w, strata=strata), diagnostics.least_mcse(f, ess))
+    if smooth:
+        mcse = torch.maximum(mcse, diagnostics.mcse_snis(f, weights, strata=strata))
     return Estimate(value, mcse, ess, khat)
 
 
-def _in_parts(rule: Callable[[Tensor, Tensor], Estimate], f: Tensor, log_w: Tensor) -> Estimate:
-    """Apply a rule to some observations at a time and put the answers together again."""
+def _in_chunks(rule: Callable[[Tensor, Tensor], Estimate], f: Tensor, log_w: Tensor) -> Estimate:
+    """Apply a rule to chunks of observations and concatenate the estimates."""
     check_log_weights(log_w)
     if f.shape[: log_w.dim()] != log_w.shape:
         raise ShapeError(
             f"f has shape {tuple(f.shape)}; it must begin with the shape of the log-weights, {tuple(log_w.shape)}."
         )
-    bad = f.numel() - int(torch.isfinite(f).sum())
-    if bad:
-        raise WeightError(f"{bad} of {f.numel()} values of f are not finite; f must be finite on every particle.")
+    n_bad = f.numel() - int(torch.isfinite(f).sum())
+    if n_bad:
+        raise WeightError(f"{n_bad} of {f.numel()} values of f are not finite; f must be finite on every particle.")
     batch, out = log_w.shape[1:], f.shape[log_w.dim() :]
-    n, size = math.prod(batch), max(1, _PART // (log_w.shape[0] * max(1, math.prod(out))))
+    n, size = math.prod(batch), max(1, _CHUNK // (log_w.shape[0] * max(1, math.prod(out))))
     pairs = zip(f.reshape(len(f), n, *out).split(size, 1), log_w.reshape(len(f), n).split(size, 1), strict=True)
-    parts = [rule(values.double(), weights.double()) for values, weights in pairs]
-    value, mcse, ess, khat = (torch.cat(column) for column in zip(*parts, strict=True))
+    estimates = [rule(values.double(), weights.double()) for values, weights in pairs]
+    value, mcse, ess, khat = (torch.cat(column) for column in zip(*estimates, strict=True))
     return Estimate(value.reshape(f.shape[1:]), mcse.reshape(f.shape[1:]), ess.reshape(batch), khat.reshape(batch))

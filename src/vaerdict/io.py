@@ -1,9 +1,10 @@
-"""Result files, written whole or not at all, and the manifest of what produced them."""
+"""Result files that are written completely or not at all, and the manifest of what produced them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -16,15 +17,16 @@ from typing import Any
 
 from vaerdict import __version__
 
+_PARTIAL = "partial-"  # a prefix, because some writers choose the format by the suffix
 _SOURCES = ("*.py", "*.pyi", "*.toml", "*.js", "*.css")
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` when the block ends, and is removed if the block fails."""
+    """A temporary path that replaces `path` when the block ends, and is removed if the block raises."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"partial-{path.name}")
+    partial = path.with_name(f"{_PARTIAL}{path.name}")
     try:
         yield partial
         os.replace(partial, path)
@@ -32,20 +34,34 @@ def replacing(path: str | Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def is_partial(path: Path) -> bool:
+    """Whether a process that was killed left this file unfinished."""
+    return path.name.startswith(_PARTIAL)
+
+
 def write_text(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all; returns its path."""
+    """Write a file completely or not at all; returns its path."""
     with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole or not at all; numbers that are not finite become null."""
+    """Write JSON completely or not at all; numbers that are not finite become null."""
     write_text(path, dumps(value))
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON: a line for each entry of the outermost record, and for each row of a table in it."""
+    """Compact JSON with one line per entry of the outermost object, and per row of a table in it.
+
+    >>> print(dumps({"seeds": [0, 1], "models": [{"model": "VAE", "khat": float("nan")}]}), end="")
+    {
+    "seeds": [0, 1],
+    "models": [
+     {"model": "VAE", "khat": null}
+    ]
+    }
+    """
     value = finite(value)
     if not isinstance(value, dict):
         return _line(value) + "\n"
@@ -63,9 +79,9 @@ def _line(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same value with numbers that are not finite replaced by None, as JSON needs."""
+    """The same value with non-finite numbers replaced by None, which JSON writes as null."""
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -88,36 +104,46 @@ def manifest(settings: dict[str, Any], seconds: dict[str, float], *, data_sha256
 
 
 def command() -> list[str]:
-    """The command line of this process, the program by its name alone."""
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return [name or "python", *sys.argv[1:]]
+    """The command line of this process, with the program by its name instead of its path.
+
+    Examples are ``vaerdict de ...``, ``python -m vaerdict de ...``, ``python script.py ...``, ``python`` for an
+    interactive session, and ``jupyter`` for a notebook.
+    """
+    program, *arguments = sys.argv or [""]
+    path = Path(program)
+    if path.name == "ipykernel_launcher.py":
+        return ["jupyter"]  # its arguments are the connection file of the kernel
+    if path.name == "__main__.py":
+        return ["python", "-m", path.parent.name, *arguments]
+    if program in ("", "-c"):
+        return ["python", *(["-c", "..."] if program else []), *arguments]
+    return [*(["python"] if path.suffix == ".py" else []), path.name, *arguments]
 
 
-def commit() -> dict[str, Any] | None:
-    """The commit that this package runs from and whether its sources differ from it; None outside a checkout."""
-    here = Path(__file__).parent
+def commit(source: str | Path = __file__) -> dict[str, Any] | None:
+    """The git commit of a source file and whether any sources differ from it; None if the file is not tracked."""
+    source = Path(source)
     try:
-        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
-        root = Path(_git(here, "rev-parse", "--show-toplevel"))
+        _git(source.parent, "ls-files", "--error-unmatch", source.name)
+        root = Path(_git(source.parent, "rev-parse", "--show-toplevel"))
         return {"sha": _git(root, "rev-parse", "HEAD"), "dirty": bool(_git(root, "status", "-s", "--", *_SOURCES))}
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+def _git(folder: Path, *arguments: str) -> str:
+    git = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of this package and of the packages that its numbers come from."""
+    """Versions of Python, of this package and of its numerical dependencies."""
     others = {name: metadata.version(name) for name in ("torch", "numpy", "scipy")}
     return {"python": platform.python_version(), "vaerdict": __version__, **others}
 
 
 def hardware() -> dict[str, Any]:
-    """The machine that the numbers were computed on."""
+    """The machine that computed the result."""
     import torch
 
     return {
@@ -129,6 +155,6 @@ def hardware() -> dict[str, Any]:
 
 
 def sha256(path: str | Path) -> str:
-    """The hash of a file's content."""
+    """The SHA-256 hash of a file."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Small networks whose parameters may carry a leading member axis, and the stacking of modules into one.
+"""Small networks whose parameters may have a leading member axis, and stacks of modules.
 
-A stack is no new kind of object: it is the same module with parameters ``(members, ...)`` that is given a batch
-``(members, n)``. Many small models then cost one launch instead of many.
+A stack is a module of the same class with parameters ``(members, ...)``, called with a batch ``(members, n)``. Many
+small models are then evaluated by one kernel launch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Affine map, each member of a stack with its own.
+    """Affine map, with one weight and bias per member of a stack.
 
     Shapes: ``x (..., n, in)``, ``weight (out, in)``, ``bias (out)``; in a stack ``x (..., members, n, in)``,
     ``weight (members, out, in)``, ``bias (members, out)``.
@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     members = weight.shape[0]
     _check_members(x, members)
-    # one product a member with all particles in it, instead of one a particle and member
+    # one product per member over all particles, instead of one per particle and member
     lead = x.shape[:-3]
     flat = x.movedim(-3, 0).reshape(members, -1, x.shape[-1])
     if flat.is_cuda and flat.shape[1] % _SPLITS == 0 and weight.requires_grad:
@@ -54,10 +54,10 @@ _SPLITS = 16
 
 
 class _SplitProduct(torch.autograd.Function):
-    """Batched ``x @ weight.mT`` whose gradient in the weights is summed in parts.
+    """Batched ``x @ weight.mT`` whose gradient in the weights is summed in ``_SPLITS`` blocks of rows.
 
-    That gradient is a small matrix, a sum over very many rows: left whole, a handful of a GPU's processors do it while
-    the others wait.
+    That gradient is a small matrix summed over very many rows. As a single product it would occupy few processors of a
+    GPU.
     """
 
     @staticmethod
@@ -69,20 +69,19 @@ class _SplitProduct(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
         members, rows = x.shape[:2]
-        parts = (t.reshape(members * _SPLITS, rows // _SPLITS, -1) for t in (grad, x))
-        left, right = parts
+        left, right = (t.reshape(members * _SPLITS, rows // _SPLITS, -1) for t in (grad, x))
         split = (left.mT @ right).reshape(members, _SPLITS, *weight.shape[1:]).sum(1)
         return grad @ weight if ctx.needs_input_grad[0] else None, split
 
 
 class Linear(nn.Module):
-    """A linear layer that can be stacked and draws its start from a generator."""
+    """A linear layer that can be stacked and is initialised from a generator."""
 
     def __init__(self, n_in: int, n_out: int, *, generator: torch.Generator) -> None:
         super().__init__()
-        reach = 1 / math.sqrt(n_in)
-        self.weight = nn.Parameter(reach * (2 * torch.rand(n_out, n_in, generator=generator) - 1))
-        self.bias = nn.Parameter(reach * (2 * torch.rand(n_out, generator=generator) - 1))
+        bound = 1 / math.sqrt(n_in)
+        self.weight = nn.Parameter(bound * (2 * torch.rand(n_out, n_in, generator=generator) - 1))
+        self.bias = nn.Parameter(bound * (2 * torch.rand(n_out, generator=generator) - 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Shapes: ``(..., n, in) -> (..., n, out)``."""
@@ -90,12 +89,12 @@ class Linear(nn.Module):
 
 
 Activation = Callable[[Tensor], Tensor]
-"""An elementwise function; a `Dropout` is one too."""
+"""An elementwise function; a `Dropout` is one."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Zeroes a share of the hidden units and scales up the rest; its randomness is its own, one generator a member."""
+    """Zero a fraction `rate` of the hidden features and scale up the rest; one generator per member."""
 
     rate: float
     generators: tuple[torch.Generator, ...]
@@ -106,24 +105,37 @@ class Dropout:
             return h
         if len(self.generators) == 1:
             return h * self._mask(h.shape, self.generators[0])
-        # member by member in the memory order of a stacked linear layer's output
+        # one mask per member, in the memory order of the output of a stacked linear layer
         shape = (*h.shape[:-3], *h.shape[-2:])
         return h * torch.stack([self._mask(shape, g) for g in self.generators]).movedim(0, -3)
 
     def _mask(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        kept = torch.rand(*shape, generator=generator, device=generator.device) >= self.rate
-        return kept / (1 - self.rate)
+        return (torch.rand(*shape, generator=generator, device=generator.device) >= self.rate) / (1 - self.rate)
 
 
-def unchanged(h: Tensor) -> Tensor:
-    """No dropout."""
+def no_dropout(h: Tensor) -> Tensor:
+    """The identity."""
     return h
 
 
 class MLP(nn.Module):
-    """A multilayer perceptron that can be stacked; inputs are first standardised if `center` and `spread` are given.
+    """A multilayer perceptron that can be stacked.
 
-    Shapes: ``(..., n, in) -> (..., n, out)``.
+    Parameters
+    ----------
+    n_in, n_out, hidden
+        Numbers of inputs and outputs, and sizes of the hidden layers.
+    generator
+        Source of the initial weights.
+    activation
+        Applied after every hidden layer.
+    center, spread
+        Inputs are standardised as ``(x - center) / spread`` first. Shapes: ``(in,)``.
+
+    Examples
+    --------
+    >>> MLP(4, 2, (8,), generator=torch.Generator().manual_seed(0))(torch.zeros(3, 7, 4)).shape
+    torch.Size([3, 7, 2])
     """
 
     stackable = True
@@ -148,10 +160,10 @@ class MLP(nn.Module):
 
     @property
     def stacked(self) -> bool:
-        """Whether the parameters carry a member axis."""
+        """Whether the parameters have a member axis."""
         return self.layers[-1].get_parameter("bias").dim() == 2
 
-    def forward(self, x: Tensor, drop: Activation = unchanged) -> Tensor:
+    def forward(self, x: Tensor, drop: Activation = no_dropout) -> Tensor:
         """Shapes: ``(..., n, in) -> (..., n, out)``; `drop` is applied to every hidden layer."""
         center, spread = per_member(self.center, 1), per_member(self.spread, 1)
         if x.shape[-1] != center.shape[-1]:
@@ -165,12 +177,10 @@ class MLP(nn.Module):
 
 
 class Joint(nn.Module):
-    """A multilayer perceptron of a class and a vector side by side; can be stacked.
+    """A multilayer perceptron of a class and a vector; can be stacked.
 
-    Its first layer is the sum of a layer of each, so that either is repeated only behind it where the other has more
-    axes: all classes of one vector, or one class of all vectors.
-
-    Shapes: ``c (..., n, classes)``, ``v (..., n, d)`` that broadcast ``-> (..., n, out)``.
+    The first layer is the sum of a linear layer of each input, so that either input broadcasts after it: all classes
+    for one vector, or one class for all vectors. The arguments are those of `MLP`.
     """
 
     stackable = True
@@ -197,11 +207,9 @@ class Joint(nn.Module):
 
 
 class CNN(nn.Module):
-    """Convolutions of size 3, each followed by pooling 2 x 2, on one-channel images, then an `MLP`; can be stacked.
+    """3 x 3 convolutions with 2 x 2 max-pooling on one-channel images, then an `MLP`; can be stacked.
 
-    An image too small for all the poolings has fewer of them.
-
-    Shapes: ``(..., n, height * width) -> (..., n, out)``.
+    Images that have become too small are not pooled further. `hidden` are the hidden layers of the `MLP`.
     """
 
     stackable = True
@@ -225,11 +233,11 @@ class CNN(nn.Module):
             height, width = (height // 2, width // 2) if min(height, width) > 1 else (height, width)
         self.head = MLP(sizes[-1] * height * width, n_out, hidden, generator=generator, activation=activation)
 
-    def forward(self, x: Tensor, drop: Activation = unchanged) -> Tensor:
-        """Shapes: ``(..., n, height * width) -> (..., n, out)``; `drop` is applied behind the convolutions."""
+    def forward(self, x: Tensor, drop: Activation = no_dropout) -> Tensor:
+        """Shapes: ``(..., n, height * width) -> (..., n, out)``; `drop` acts on the hidden layers of the `MLP`."""
         if x.shape[-1] != math.prod(self.image_shape):
             raise ShapeError(f"images have {x.shape[-1]} pixels, the network takes {self.image_shape} of them.")
-        # members side by side as groups of channels: (images, members, height, width)
+        # members are groups of channels: (images, members, height, width)
         members = len(self.convolutions[0].get_parameter("weight")) if self.head.stacked else 1
         if self.head.stacked:
             _check_members(x, members)
@@ -247,40 +255,40 @@ def _convolved(h: Tensor, layer: nn.Module, groups: int) -> Tensor:
 
 
 def _pooled(h: Tensor) -> Tensor:
-    """The greatest of every 2 x 2 pixels, where there are as many."""
+    """The maximum of every 2 x 2 pixels, if the image is that large."""
     return F.max_pool2d(h, 2) if min(h.shape[-2:]) > 1 else h
 
 
 def stackable(module: nn.Module) -> bool:
-    """Whether every part of `module` understands a leading member axis (it says so with ``stackable = True``)."""
+    """Whether `module` supports a leading member axis, declared by ``stackable = True``."""
     return bool(getattr(module, "stackable", False))
 
 
 def stack(modules: Sequence[Module]) -> Module:
-    """One module with the parameters of all along a leading member axis; buffers that are equal in all are shared."""
+    """One module with the parameters of all along a leading member axis; equal buffers are shared."""
     if not modules:
         raise SettingError("a stack needs at least one module.")
     first = modules[0]
     if not all(type(m) is type(first) and stackable(m) for m in modules):
         kinds = sorted({type(m).__name__ for m in modules})
         raise SettingError(
-            f"only modules of one stackable kind can be stacked, not {', '.join(kinds)}; keep them apart."
+            f"only modules of one stackable class can be stacked, not {', '.join(kinds)}; train them one by one."
         )
     out = copy.deepcopy(first)
     for name, _ in list(first.named_parameters()):
-        parts = [m.get_parameter(name).detach() for m in modules]
-        if any(p.shape != parts[0].shape for p in parts):
+        values = [m.get_parameter(name).detach() for m in modules]
+        if any(value.shape != values[0].shape for value in values):
             raise ShapeError(f"parameter {name!r} differs in shape between members; stack members of one shape.")
-        _assign(out, name, nn.Parameter(torch.stack(parts), requires_grad=first.get_parameter(name).requires_grad))
+        _assign(out, name, nn.Parameter(torch.stack(values), requires_grad=first.get_parameter(name).requires_grad))
     for name, _ in list(first.named_buffers()):
-        parts = [m.get_buffer(name) for m in modules]
-        shared = all(torch.equal(p, parts[0]) for p in parts)
-        _assign(out, name, nn.Buffer(parts[0].clone() if shared else torch.stack(parts)))
+        values = [m.get_buffer(name) for m in modules]
+        equal = all(torch.equal(value, values[0]) for value in values)
+        _assign(out, name, nn.Buffer(values[0].clone() if equal else torch.stack(values)))
     return out
 
 
 def unstack(module: nn.Module, template: Module, index: int) -> Module:
-    """Member `index` of a stack as a module of its own, shaped like `template` (any of the modules stacked)."""
+    """Member `index` of a stack as a separate module; `template` is any of the stacked modules."""
     out = copy.deepcopy(template)
     with torch.no_grad():
         for name, parameter in out.named_parameters():
@@ -297,10 +305,7 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 class LogNormalised(nn.Module):
-    """Counts scaled to one library size, then log(1 + x); columns behind the genes pass as they are.
-
-    Shapes: ``(..., n, genes + others) -> (..., n, genes + others)``.
-    """
+    """Counts scaled to one library size, then log(1 + x); columns after the genes are unchanged."""
 
     stackable = True
 
@@ -309,8 +314,8 @@ class LogNormalised(nn.Module):
         self.n_genes, self.library = n_genes, nn.Buffer(library)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The view of x."""
+        """Shapes: ``(..., n, genes + others) -> (..., n, genes + others)``."""
         counts, others = x.tensor_split([self.n_genes], -1)
         size = counts.sum(-1, keepdim=True).clamp_min(1)
-        seen = torch.log1p(counts * (per_member(self.library, 0).unsqueeze(-1) / size))
-        return torch.cat([seen, others], -1)
+        normalised = torch.log1p(counts * (per_member(self.library, 0).unsqueeze(-1) / size))
+        return torch.cat([normalised, others], -1)

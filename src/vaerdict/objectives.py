@@ -1,7 +1,7 @@
-r"""Bounds on the evidence and the losses whose descent moves them.
+r"""Bounds on the evidence, and losses with their gradients.
 
-Every function takes log-weights :math:`\log w` of shape ``(K, *batch)`` and returns one number an observation. The
-bound comes first; under it stand its losses, named after their gradient estimator:
+Every function takes log-weights :math:`\log w` of shape ``(K, *batch)`` and returns one number per observation. Each
+bound is followed by its losses, which are named after their gradient estimator:
 
 ========  ======================  =====================  =========================================================
 estimator  z carries gradient      q's parameters do      reference
@@ -12,9 +12,9 @@ dreg      yes                     no (stopped)           Tucker et al. (2019)
 score     no                      yes                    Bornschein & Bengio (2015)
 ========  ======================  =====================  =========================================================
 
-Whether z and q carry gradient is decided where `log_w` is built (`Loss.z_grad`, `Loss.q_grad`). All `dreg` and `stl`
-losses have the form :math:`-\sum_k c_k \log w_k` with constant coefficients c, so that one backward pass through z
-serves every one of them.
+`Loss.z_grad` and `Loss.q_grad` say which of z and q must carry gradient where `log_w` is computed. All `dreg` and
+`stl` losses have the form :math:`-\sum_k c_k \log w_k` with constant coefficients c, so that one backward pass through
+z serves all of them.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ def elbo(log_w: Tensor) -> Tensor:
 
 
 def elbo_loss(log_w: Tensor) -> Tensor:
-    """Minus the ELBO: `pathwise` where q carries gradient, `stl` (less noise near the optimum) where it is stopped."""
+    """Minus the ELBO: `pathwise` if q carries gradient, `stl` (less noise near the optimum) if q is stopped."""
     return -elbo(log_w)
 
 
 # ------------------------------------------------------------------------------------------------------- IWELBO
 def iwelbo(log_w: Tensor) -> Tensor:
-    r"""Importance-weighted bound :math:`\log\tfrac1K\sum_k w_k`; maximise. The ELBO at K = 1, the evidence as K grows.
+    r"""Importance-weighted bound :math:`\log\tfrac1K\sum_k w_k`; maximise.
 
-    Shapes: ``(K, *batch) -> (*batch)``.
+    It is the ELBO at K = 1 and tends to the log-evidence as K grows. Shapes: ``(K, *batch) -> (*batch)``.
     """
     return log_mean_exp(log_w)
 
 
 def iwelbo_loss(log_w: Tensor) -> Tensor:
-    """Minus the IWELBO, pathwise. In q its signal-to-noise ratio falls with K (Rainforth et al., 2018): prefer dreg."""
+    """Minus the IWELBO, pathwise. Its signal-to-noise ratio in q falls with K (Rainforth et al., 2018): prefer dreg."""
     return -iwelbo(log_w)
 
 
 def iwelbo_dreg_loss(log_w: Tensor) -> Tensor:
-    r"""Surrogate with the IWELBO's gradient in q, coefficients :math:`\tilde w_k^2`; needs q stopped."""
+    r"""Surrogate with the gradient of the IWELBO in q: coefficients :math:`\tilde w_k^2`; needs q stopped."""
     return _path_loss(torch.softmax(log_w.detach(), 0).square(), log_w)
 
 
@@ -68,7 +68,7 @@ def iwelbo_dreg_loss(log_w: Tensor) -> Tensor:
 def vr_iwelbo(log_w: Tensor, alpha: float) -> Tensor:
     r"""VR-IWAE bound :math:`\tfrac1{1-\alpha}\log\tfrac1K\sum_k w_k^{1-\alpha}` (Daudel et al., 2023); maximise.
 
-    The IWELBO at alpha = 0, the ELBO as alpha goes to 1. Shapes: ``(K, *batch) -> (*batch)``.
+    It is the IWELBO at alpha = 0 and tends to the ELBO as alpha goes to 1. Shapes: ``(K, *batch) -> (*batch)``.
     """
     if not 0 <= alpha < 1:
         raise SettingError(f"alpha={alpha} must lie in [0, 1); alpha = 1 is the ELBO: use `elbo`.")
@@ -81,8 +81,10 @@ def vr_iwelbo_loss(log_w: Tensor, alpha: float) -> Tensor:
 
 
 def vr_iwelbo_dreg_loss(log_w: Tensor, alpha: float) -> Tensor:
-    r"""Surrogate with the VR-IWAE gradient in q: coefficients :math:`\alpha v_k + (1-\alpha) v_k^2`, v the normalised
-    :math:`w^{1-\alpha}`; needs q stopped."""
+    r"""Surrogate with the VR-IWAE gradient in q: coefficients :math:`\alpha v_k + (1-\alpha) v_k^2`; needs q stopped.
+
+    Here v are the normalised :math:`w^{1-\alpha}`.
+    """
     v = torch.softmax((1 - alpha) * log_w.detach(), 0)
     return _path_loss(alpha * v + (1 - alpha) * v.square(), log_w)
 
@@ -91,7 +93,7 @@ def vr_iwelbo_dreg_loss(log_w: Tensor, alpha: float) -> Tensor:
 def forward_kl(log_w: Tensor) -> Tensor:
     r"""Estimate of KL(p || q): :math:`\sum_k \tilde w_k \log w_k - \log\tfrac1K\sum_k w_k`; minimise in q.
 
-    Self-normalised, so biased of order 1/K. Shapes: ``(K, *batch) -> (*batch)``.
+    It is self-normalised, hence biased of order 1/K. Shapes: ``(K, *batch) -> (*batch)``.
     """
     weight = torch.softmax(log_w, 0)
     return (weight * torch.where(weight > 0, log_w, 0)).sum(0) - iwelbo(log_w)
@@ -112,8 +114,8 @@ def forward_kl_dreg_loss(log_w: Tensor) -> Tensor:
 def cubo(log_w: Tensor) -> Tensor:
     r"""Chi upper bound :math:`\tfrac12\log\tfrac1K\sum_k w_k^2`; minimise in q.
 
-    The K-sample value lies *below* the bound it estimates (at K = 1 its mean is the ELBO), so that descending it
-    pathwise pulls q away from the posterior when K is small: prefer `cubo_dreg_loss` or `cubo_score_loss`.
+    The K-sample value lies *below* the bound that it estimates (at K = 1 its mean is the ELBO). Pathwise descent on it
+    therefore pulls q away from the posterior when K is small: prefer `cubo_dreg_loss` or `cubo_score_loss`.
 
     Shapes: ``(K, *batch) -> (*batch)``.
     """
@@ -121,29 +123,30 @@ def cubo(log_w: Tensor) -> Tensor:
 
 
 def cubo_loss(log_w: Tensor) -> Tensor:
-    """The CUBO itself, pathwise. Right as K grows; collapses q at small K (see `cubo`)."""
+    """The CUBO itself, pathwise. It is consistent in K but collapses q at small K (see `cubo`)."""
     return cubo(log_w)
 
 
 def cubo_score_loss(log_w: Tensor, log_q: Tensor) -> Tensor:
-    r"""Surrogate :math:`-\tfrac12\sum_k v_k \log q(z_k)`, v the normalised squared weights; needs z detached.
+    r"""Surrogate :math:`-\tfrac12\sum_k v_k \log q(z_k)` with v the normalised squared weights; needs z detached.
 
-    Its gradient is that of the CUBO up to the bias of self-normalisation, of order 1/K, towards too little variance.
+    Its gradient is that of the CUBO up to the bias of self-normalisation, of order 1/K, which favours too little
+    variance.
     """
     return 0.5 * _score_loss(torch.softmax(2 * log_w.detach(), 0), log_q)
 
 
 def cubo_dreg_loss(log_w: Tensor) -> Tensor:
-    r"""The CUBO's gradient through z: coefficients the normalised squared weights; needs q stopped.
+    r"""The gradient of the CUBO through z, with the normalised squared weights as coefficients; needs q stopped.
 
-    Written with q *not* stopped this same expression climbs the CUBO. Bias of order 1/K: at K = 1 it is the ELBO's
-    gradient, so that it moves from the reverse-KL optimum to the chi-square one as K grows and never collapses.
+    With q *not* stopped the same expression ascends the CUBO. The bias is of order 1/K: at K = 1 the gradient is that
+    of the ELBO, and the optimum moves from the reverse-KL to the chi-square one as K grows, without collapse.
     """
     return _path_loss(torch.softmax(2 * log_w.detach(), 0), log_w)
 
 
 def _path_loss(coefficients: Tensor, log_w: Tensor) -> Tensor:
-    # a weight of zero (log_w = -inf) has coefficient zero; 0 * inf must not poison the sum
+    # a weight of zero (log_w = -inf) has coefficient zero, and 0 * inf is NaN
     return -(coefficients * torch.where(coefficients > 0, log_w, 0)).sum(0)
 
 
@@ -151,10 +154,10 @@ def _score_loss(coefficients: Tensor, log_q: Tensor) -> Tensor:
     return -(coefficients * torch.where(coefficients > 0, log_q, 0)).sum(0)
 
 
-# ------------------------------------------------------------------------------------------- the legal pairs
+# ------------------------------------------------------------------------------- pairs of bound and estimator
 @dataclass(frozen=True, repr=False)
 class Loss:
-    """A bound with a way to take its gradient in q: what to compute, and which parts of log_w must carry gradient."""
+    """A bound with an estimator of its gradient in q, and whether z and q must carry gradient."""
 
     bound: str
     estimator: str
@@ -165,11 +168,11 @@ class Loss:
 
     @property
     def name(self) -> str:
-        """How the loss is told from every other: ``vr_iwelbo(0.5) by dreg``."""
+        """A unique name, such as ``vr_iwelbo(0.5) by dreg``."""
         return f"{self.bound}{'' if self.alpha is None else f'({self.alpha:g})'} by {self.estimator}"
 
     def __call__(self, log_w: Tensor, log_q: Tensor) -> Tensor:
-        """One loss an observation. Shapes: ``(K, *batch), (K, *batch) -> (*batch)``."""
+        """The loss of each observation. Shapes: ``(K, *batch), (K, *batch) -> (*batch)``."""
         return self.fn(log_w, log_q)
 
     def __repr__(self) -> str:
@@ -179,7 +182,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class _OfWeights:
-    """A loss of the weights alone, called like those that need log q; a value, so that losses compare and pickle."""
+    """A loss that ignores log q; a dataclass, so that losses can be compared and pickled."""
 
     fn: Callable[..., Tensor]
     alpha: float | None = None
@@ -202,21 +205,21 @@ _LOSSES: dict[tuple[str, str], Callable[[Tensor, Tensor], Tensor]] = {
     ("cubo", "dreg"): _OfWeights(cubo_dreg_loss),
 }
 
-_WHY_NOT = {
+_INVALID = {
     ("elbo", "dreg"): "for the ELBO the doubly reparameterised estimator is `stl`",
-    ("elbo", "score"): "the ELBO's score estimator has needless variance where z is reparameterised; use `stl`",
+    ("elbo", "score"): "its score estimator has needless variance where z is reparameterised; use `stl`",
     ("iwelbo", "stl"): "dropping the score term of the IWELBO is biased for K > 1; use `dreg`",
-    ("iwelbo", "score"): "the IWELBO's score estimator has needless variance where z is reparameterised; use `dreg`",
-    ("forward_kl", "pathwise"): "z is drawn from q, so its path is no part of KL(p || q); use `score` or `dreg`",
-    ("forward_kl", "stl"): "the forward KL's gradient is its score term; use `score` or `dreg`",
-    ("cubo", "stl"): "dropping the CUBO's score term alone is biased; use `dreg` or `score`",
+    ("iwelbo", "score"): "its score estimator has needless variance where z is reparameterised; use `dreg`",
+    ("forward_kl", "pathwise"): "the path of z is not part of the gradient of KL(p || q); use `score` or `dreg`",
+    ("forward_kl", "stl"): "the gradient of the forward KL is its score term; use `score` or `dreg`",
+    ("cubo", "stl"): "dropping the score term is biased; use `dreg` or `score`",
     ("vr_iwelbo", "stl"): "dropping the score term is biased; use `dreg`",
-    ("vr_iwelbo", "score"): "needless variance where z can be reparameterised; use `dreg`",
+    ("vr_iwelbo", "score"): "its score estimator has needless variance where z is reparameterised; use `dreg`",
 }
 
 
 def loss(bound: str, estimator: str, *, alpha: float | None = None) -> Loss:
-    """Look up the loss for a bound and a gradient estimator; an illegal pair is refused with its remedy.
+    """Look up the loss for a bound and a gradient estimator; an invalid pair raises an error that names a valid one.
 
     >>> loss("iwelbo", "dreg").q_grad
     False
@@ -226,17 +229,17 @@ def loss(bound: str, estimator: str, *, alpha: float | None = None) -> Loss:
             f"alpha={alpha} with bound {bound!r}: alpha belongs to the bound 'vr_iwelbo', which needs it."
         )
     if alpha is not None and estimator in ("pathwise", "dreg"):
-        vr_iwelbo(torch.zeros(1), alpha)  # refuses an alpha out of range
+        vr_iwelbo(torch.zeros(1), alpha)  # raises if alpha is out of range
         fn = vr_iwelbo_loss if estimator == "pathwise" else vr_iwelbo_dreg_loss
         return Loss(bound, estimator, _OfWeights(fn, alpha), *_GRADIENT[estimator], alpha)
     if (bound, estimator) in _LOSSES:
         return Loss(bound, estimator, _LOSSES[bound, estimator], *_GRADIENT[estimator])
-    if (bound, estimator) in _WHY_NOT:
-        raise SettingError(f"no loss for {bound!r} by {estimator!r}: {_WHY_NOT[bound, estimator]}.")
+    if (bound, estimator) in _INVALID:
+        raise SettingError(f"no loss for {bound!r} by {estimator!r}: {_INVALID[bound, estimator]}.")
     legal = ", ".join(f"{b} by {e}" for b, e in legal_pairs())
     raise SettingError(f"no loss for {bound!r} by {estimator!r}; choose one of {legal}.")
 
 
 def legal_pairs() -> list[tuple[str, str]]:
-    """Every bound with every gradient estimator that is right for it (vr_iwelbo takes pathwise and dreg too)."""
+    """Every bound with every gradient estimator that is valid for it."""
     return [*_LOSSES, ("vr_iwelbo", "pathwise"), ("vr_iwelbo", "dreg")]

@@ -1,4 +1,4 @@
-"""Other people's libraries: imported when needed, and run without what they do to the process."""
+"""Optional dependencies: imports that name the extra to install, and calls that leave the process as it was."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import torch
 from vaerdict.core import SettingError
 from vaerdict.noise import global_state_from, seeded
 
-_CHATTY = ("lightning.pytorch", "pytorch_lightning", "scvi")
+_VERBOSE = ("lightning.pytorch", "pytorch_lightning", "scvi")
 
 
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
-    """Run another library's code and put back what it changes: its global randomness is from `seed`, its warnings and
-    chatter are kept in, and torch keeps its threads, which numba sets for the whole process."""
+    """Run code of another library with global random states seeded by `seed`, and restore them at the end.
+
+    Warnings and log messages are suppressed. The number of torch threads, which numba changes, is restored too.
+    """
     state = np.random.get_state()  # noqa: NPY002
     with ExitStack() as undo:
         undo.callback(np.random.set_state, state)
@@ -30,16 +32,21 @@ def isolated(seed: int) -> Iterator[None]:
         np.random.seed(seed)  # noqa: NPY002
         undo.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        for logger in map(logging.getLogger, _CHATTY):
+        for logger in map(logging.getLogger, _VERBOSE):
             undo.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
         yield
 
 
-def require(name: str, extra: str) -> Any:
-    """The module of that name, or a `SettingError` that names the extra to install."""
+def require(name: str, extra: str, *, distribution: str = "vaerdict") -> Any:
+    """Import a module, or raise a `SettingError` that names the extra to install.
+
+    >>> require("no_such_module", "plot")
+    Traceback (most recent call last):
+    vaerdict.core.SettingError: this needs no_such_module; install it with `pip install 'vaerdict[plot]'`.
+    """
     try:
         return import_module(name)
     except ImportError as error:
         package = name.split(".")[0]
-        raise SettingError(f"this needs {package}; install it with `pip install vaerdict[{extra}]`.") from error
+        raise SettingError(f"this needs {package}; install it with `pip install '{distribution}[{extra}]'`.") from error

@@ -1,4 +1,4 @@
-"""Pieces of work, some at a time, each result written whole, so that a killed run goes on where it was."""
+"""Tasks whose results are stored one by one, so that a run that was stopped can be resumed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import Any
 
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.engines import Engine, Local
-from vaerdict.io import write_json
+from vaerdict.io import is_partial, write_json
 
 log = logging.getLogger(__name__)
 
 Task = dict[str, Any]
-"""What one piece of work needs to know: JSON values only, so that it can be named, stored and sent."""
+"""The arguments of one task: JSON values only, so that it can be named, stored and sent."""
 
 Work = Callable[[Task], dict[str, Any]]
 """A module-level function that does one task and returns JSON values."""
 
 
 class Skipped(Exception):
-    """Raised by work that cannot be done on this machine; nothing is stored, so that --resume does it where it can."""
+    """Raised by work that cannot be done on this machine. Nothing is stored, so that --resume can do it elsewhere."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What came of the tasks: results in the order given, the seconds each took, and the names of those skipped."""
+class TaskResults:
+    """Results in the order of the tasks, seconds by name of the task, and the names of skipped tasks."""
 
     results: list[dict[str, Any]]
     seconds: dict[str, float]
@@ -48,28 +48,60 @@ def run_tasks(
     workers: int | None = None,
     engine: Engine | None = None,
     progress: Progress = silent,
-) -> Run:
-    """Do every task by `engine`, by default in `workers` processes (one a core), and return results in the order given.
+) -> TaskResults:
+    """Do every task that has no stored result, store its result in ``out/tasks``, and return all results.
 
-    Finished tasks lie in ``out/parts``. With `resume` they are kept; without, a folder that holds any is refused, so
-    that no run silently mixes with another.
+    Parameters
+    ----------
+    work
+        The function that does one task.
+    tasks
+        The arguments of each call.
+    out
+        Folder of the run.
+    resume
+        Whether stored results are used. If false, a folder that holds any is an error, so that two runs are not mixed.
+    workers
+        Number of processes, by default one per core.
+    engine
+        Where the tasks are done, by default ``Local(workers)``.
+    progress
+        Called after each task.
+
+    Returns
+    -------
+    TaskResults
+        Results in the order of the tasks, which do not depend on the engine.
+
+    Raises
+    ------
+    SettingError
+        If `out` holds results of a run and `resume` is false.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run_tasks(lambda task: {"twice": 2 * task["seed"]}, [{"seed": 3}], Path(folder), resume=False).results
+    [{'twice': 6}]
     """
-    parts = out / "parts"
-    parts.mkdir(parents=True, exist_ok=True)
-    paths = [parts / f"{task_name(task)}.json" for task in tasks]
-    if not resume and any(parts.glob("*.json")):
-        raise SettingError(f"{out} already holds parts of a run; continue it with --resume, or choose another --out.")
-    todo = [(task, path) for task, path in zip(tasks, paths, strict=True) if not path.exists()]
-    before = len(tasks) - len(todo)
-    progress(before, len(tasks), "tasks")
-    finished = (engine or Local(workers)).map(partial(_timed, work), [task for task, _ in todo])
-    with closing(finished):
-        for done, (place, came) in enumerate(finished, before + 1):
-            _keep(*todo[place], came)
-            progress(done, len(tasks), "tasks")
-    stored = [json.loads(path.read_text()) for path in paths if path.exists()]
+    folder = out / "tasks"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume and not all(map(is_partial, folder.glob("*.json"))):
+        raise SettingError(f"{out} already holds results of a run; continue it with --resume, or choose another --out.")
+    paths = [folder / f"{task_name(task)}.json" for task in tasks]
+    pending = [(task, path) for task, path in zip(tasks, paths, strict=True) if not path.exists()]
+    n_stored = len(tasks) - len(pending)
+    progress(n_stored, len(tasks), "tasks")
+    outcomes = (engine or Local(workers)).map(partial(_timed, work), [task for task, _ in pending])
+    with closing(outcomes):
+        for n_done, (i, outcome) in enumerate(outcomes, n_stored + 1):
+            _store(*pending[i], outcome)
+            progress(n_done, len(tasks), "tasks")
+    records = [json.loads(path.read_text()) for path in paths if path.exists()]
     skipped = [path.stem for path in paths if not path.exists()]
-    return Run([s["result"] for s in stored], {task_name(s["task"]): s["seconds"] for s in stored}, skipped)
+    seconds = {task_name(record["task"]): record["seconds"] for record in records}
+    return TaskResults([record["result"] for record in records], seconds, skipped)
 
 
 def _timed(work: Work, task: Task) -> dict[str, Any]:
@@ -81,16 +113,20 @@ def _timed(work: Work, task: Task) -> dict[str, Any]:
     return {"result": result, "seconds": time.perf_counter() - started}
 
 
-def _keep(task: Task, path: Path, came: dict[str, Any]) -> None:
-    """Store what came of a task; here and not in the worker, which may be on a machine with other disks."""
-    if "skipped" in came:
-        log.info("skipped %s: %s", task_name(task), came["skipped"])
+def _store(task: Task, path: Path, outcome: dict[str, Any]) -> None:
+    """Store a result. The worker does not do it, because it may run on a machine with other disks."""
+    if "skipped" in outcome:
+        log.info("skipped %s: %s", task_name(task), outcome["skipped"])
     else:
-        write_json(path, {"task": task, **came})
+        write_json(path, {"task": task, **outcome})
 
 
 def task_name(task: Task) -> str:
-    """A readable file name for a task, with a hash of all of it so that other settings never collide."""
+    """A readable file name for a task, with a hash of all its arguments.
+
+    >>> task_name({"stage": "grid", "seed": 3})
+    'grid-3-3f08db25'
+    """
     digest = hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:8]
-    words = [str(task[key]) for key in ("stage", "k", "seed") if key in task]
-    return "-".join([*words, digest])
+    values = [str(task[key]) for key in ("stage", "k", "seed") if key in task]
+    return "-".join([*values, digest])

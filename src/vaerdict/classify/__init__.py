@@ -1,5 +1,5 @@
-"""The selective classifier for scikit-learn; importing it imports scikit-learn."""
+"""The selective classifier; importing it imports scikit-learn."""
 
-from vaerdict.classify.estimator import Decisions, SelectiveClassifier
+from vaerdict.classify.estimator import ClassDecisions, SelectiveClassifier
 
-__all__ = ["Decisions", "SelectiveClassifier"]
+__all__ = ["ClassDecisions", "SelectiveClassifier"]

@@ -1,7 +1,7 @@
-r"""Whose error is it: the sampler's or the model's? Certified inference compared with held-out labels.
+r"""Agreement of a model with held-out labels: errors of inference told from errors of the model.
 
-Where the inference is certified, the p(c | x) it gives is the model's own. If labels then look unlike draws from it, no
-better sampler will help: the model is wrong about the data.
+Where the inference is certified, the estimated p(c | x) is that of the model. If held-out labels are then unlike draws
+from it, the model does not describe the data, and better inference cannot help.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vaerdict.diagnostics import Verdict
 from vaerdict.noise import seeded
 from vaerdict.selective import check_labels, check_share, wrong
 
-_SIMULATED = 1999  # label sets drawn from the model to judge the real one
-_LEAST_P = 2 / (1 + _SIMULATED)
-_FEWEST = 30  # certified rows below which all rows are compared with the labels
+_SIMULATED = 1999  # sets of labels drawn from the model, with which the real labels are compared
+_MIN_P = 2 / (1 + _SIMULATED)
+_MIN_CERTIFIED = 30  # number of certified rows below which all rows are compared with the labels
 _CHUNK = 2**22  # labels simulated at a time
 
 
 class Bin(NamedTuple):
-    """Items of like confidence: how many, how confident on average, how accurate."""
+    """Items of similar confidence: their number, mean confidence and accuracy."""
 
     n: int
     confidence: float
@@ -34,14 +34,14 @@ class Bin(NamedTuple):
 
 
 def reliability(prob: Tensor, label: Tensor, *, n_bins: int = 10) -> tuple[Bin, ...]:
-    """Mean confidence, max p, against accuracy in `n_bins` equally wide bins of confidence; empty bins left out."""
+    """Mean confidence (max p) and accuracy in `n_bins` equally wide bins of confidence, without empty bins."""
     confidence = check_probabilities(prob).amax(-1).double()
-    right = (~wrong(prob, label)).double()
-    place = (confidence * n_bins).long().clamp(0, n_bins - 1)
-    members = (place == b for b in range(n_bins))
+    correct = (~wrong(prob, label)).double()
+    bin_index = (confidence * n_bins).long().clamp(0, n_bins - 1)
+    masks = (bin_index == b for b in range(n_bins))
     return tuple(
-        Bin(int(rows.sum()), float(confidence[rows].mean()), float(right[rows].mean()))
-        for rows in members
+        Bin(int(rows.sum()), float(confidence[rows].mean()), float(correct[rows].mean()))
+        for rows in masks
         if rows.any()
     )
 
@@ -52,7 +52,7 @@ def calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def log_score(prob: Tensor, label: Tensor) -> Tensor:
-    """Log-probability given to each label, minus infinity where that was zero. Shapes: ``(n, classes) -> (n,)``."""
+    """Log-probability of each label, minus infinity where its probability is zero. Shapes: ``(n, classes) -> (n,)``."""
     outside = (check_labels(prob, label) < 0) | (label >= check_probabilities(prob).shape[-1])
     if outside.any():
         raise DataError(f"{int(outside.sum())} of {len(label)} labels name none of the {prob.shape[-1]} classes.")
@@ -60,17 +60,18 @@ def log_score(prob: Tensor, label: Tensor) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """Whether the inference is certified, and whether the model's own p(c | x) agrees with held-out labels.
+    """Whether the inference is certified, and whether p(c | x) of the model agrees with held-out labels.
 
-    `certified` is the share of rows with the verdict ok and `n` the number compared with labels: the certified rows,
-    or all where fewer than thirty are (`compared` says which). ``expected_accuracy`` is the mean of max p, which
-    ``accuracy`` would be if labels were drawn from p; ``accuracy_se`` is its standard error in that case. `p_value` is
-    that of the test behind `model_agrees`, at `level`. ``log_score`` is the mean log-probability of a label and
-    ``plugin_gain`` how much higher the plugin's is, with its standard error (NaN: no plugin given).
+    ``certified`` is the share of rows with the verdict OK, ``min_certified`` the share at which the inference counts as
+    certified. ``n`` rows are compared with labels: the certified ones, or all if fewer than thirty are certified
+    (``compared``). ``expected_accuracy`` is the mean of max p, which is the mean of ``accuracy`` if labels are drawn
+    from p; ``accuracy_se`` is its standard error then. ``log_score`` is the mean log-probability of a label,
+    ``plugin_gain`` how much higher that of the plugin estimate is (NaN: no plugin). ``p_value`` is that of the test of
+    `model_agrees`, at ``level``.
     """
 
     certified: float
-    needed: float
+    min_certified: float
     compared: str
     n: int
     expected_accuracy: float
@@ -86,8 +87,8 @@ class Agreement(NamedTuple):
 
     @property
     def inference_certified(self) -> bool:
-        """Whether enough rows have the verdict ok."""
-        return self.certified >= self.needed
+        """Whether the share of rows with the verdict OK is at least `min_certified`."""
+        return self.certified >= self.min_certified
 
     @property
     def model_agrees(self) -> bool:
@@ -100,8 +101,8 @@ class Agreement(NamedTuple):
         return ADVICE[self.inference_certified, self.model_agrees]
 
     @property
-    def words(self) -> str:
-        """All of it in one plain sentence."""
+    def message(self) -> str:
+        """Both verdicts, their numbers and the advice in one sentence."""
         inference = "inference certified" if self.inference_certified else "inference not certified"
         model = "model agrees with labels" if self.model_agrees else "model disagrees with labels"
         return (
@@ -114,16 +115,16 @@ class Agreement(NamedTuple):
 ADVICE: dict[tuple[bool, bool], str] = {
     (True, True): "use the probabilities as they are and reject by expected cost",
     (True, False): (
-        "the error is the model's, so more draws or a better encoder will not mend it; change the model (a free class, "
-        "another likelihood, more latents), or decide by whichever estimate has the better held-out log score"
+        "the error is that of the model, so more draws or a better encoder will not help; change the model (a free "
+        "class, another likelihood, more latents), or decide by the estimate with the better held-out log score"
     ),
     (False, True): (
-        "nothing speaks against the model, but rows that are not certified may be off; draw more or refine their "
-        "proposals, and reject what stays refused"
+        "there is no evidence against the model, but rows that are not certified may be wrong; draw more or refine "
+        "their proposals, and reject rows that are still refused"
     ),
     (False, False): (
-        "an error of the sampler can look like one of the model; draw more or refine the proposals until most rows are "
-        "certified, then compare again"
+        "an error of inference can look like an error of the model; draw more or refine the proposals until most rows "
+        "are certified, then compare again"
     ),
 }
 """What to do next, by (inference certified, model agrees)."""
@@ -135,35 +136,63 @@ def agreement(
     verdict: Tensor,
     *,
     plugin: Tensor | None = None,
-    needed: float = 0.95,
+    min_certified: float = 0.95,
     level: float = 0.01,
     generator: torch.Generator | None = None,
 ) -> Agreement:
-    """Compare corrected p(c | x) with held-out labels, and tell errors of inference from errors of the model.
+    """Compare p(c | x) with held-out labels, and tell errors of inference from errors of the model.
 
-    If the model is right and the rows independent, labels are draws from `prob`. Such labels are simulated, and the
-    real ones disagree where their accuracy or their log score is too far from its mean among these: a model that
-    agrees is called wrong with probability at most `level`. Few labels show gross disagreement only. Leave out classes
-    that labels never name (`among_known`).
+    If the model is right and the rows are independent, labels are draws from `prob`. Such labels are simulated, and the
+    model disagrees if the accuracy or the log score of the real labels is too far from the mean of the simulated ones.
+    A small number of labels can show gross disagreement only.
 
-    Shapes: ``prob, plugin (n, classes)``, ``label, verdict (n,)``.
+    Parameters
+    ----------
+    prob
+        Class probabilities by importance sampling, ``(n, classes)``, without free classes (see
+        `vaerdict.selective.among_known`).
+    label
+        Held-out labels, ``(n,)``.
+    verdict
+        `Verdict` on each row of `prob`, ``(n,)``.
+    plugin
+        Class probabilities of the plugin estimate, ``(n, classes)``, to be compared by log score.
+    min_certified
+        Share of rows with the verdict OK at which the inference counts as certified.
+    level
+        Largest probability of finding disagreement with a model that is right.
+    generator
+        Source of randomness of the simulation, by default ``vaerdict.seeded(0)``.
+
+    Returns
+    -------
+    Agreement
+        Both verdicts with their numbers.
+
+    Examples
+    --------
+    >>> prob = torch.tensor([[0.9, 0.1]]).expand(100, 2)
+    >>> label = torch.tensor([0] * 92 + [1] * 8)
+    >>> answer = agreement(prob, label, torch.full((100,), int(Verdict.OK)))
+    >>> answer.inference_certified, answer.model_agrees
+    (True, True)
     """
-    if not _LEAST_P <= level < 1:
-        raise SettingError(f"level={level} of the test must lie in [{_LEAST_P:g}, 1); simulation shows nothing below.")
+    if not _MIN_P <= level < 1:
+        raise SettingError(f"level={level} of the test must lie in [{_MIN_P:g}, 1), the range of simulated p-values.")
     certified = verdict == Verdict.OK
-    some = certified if int(certified.sum()) >= _FEWEST else torch.ones_like(certified)
-    p, y = check_probabilities(prob[some]).double(), label[some]
-    score, bins, right = log_score(p, y), reliability(p, y), (~wrong(p, y)).double()
-    gain = log_score(plugin[some], y) - score if plugin is not None else torch.full_like(score, torch.nan)
-    most = p.amax(-1)
+    rows = certified if int(certified.sum()) >= _MIN_CERTIFIED else torch.ones_like(certified)
+    p, y = check_probabilities(prob[rows]).double(), label[rows]
+    score, bins, correct = log_score(p, y), reliability(p, y), (~wrong(p, y)).double()
+    gain = log_score(plugin[rows], y) - score if plugin is not None else torch.full_like(score, torch.nan)
+    confidence = p.amax(-1)
     return Agreement(
         certified=float(certified.double().mean()),
-        needed=check_share(needed, "needed"),
-        compared="certified" if bool(certified[some].all()) else "certified or uncertified",
+        min_certified=check_share(min_certified, "min_certified"),
+        compared="certified" if bool(certified[rows].all()) else "certified or uncertified",
         n=len(y),
-        expected_accuracy=float(most.mean()),
-        accuracy=float(right.mean()),
-        accuracy_se=float((most * (1 - most)).clamp_min(0).sum().sqrt()) / len(y),
+        expected_accuracy=float(confidence.mean()),
+        accuracy=float(correct.mean()),
+        accuracy_se=float((confidence * (1 - confidence)).clamp_min(0).sum().sqrt()) / len(y),
         log_score=float(score.mean()),
         plugin_gain=float(gain.mean()),
         plugin_gain_se=float(gain.std()) / math.sqrt(len(y)) if len(y) > 1 else math.nan,
@@ -175,18 +204,18 @@ def agreement(
 
 
 def _simulation_test(prob: Tensor, label: Tensor, generator: torch.Generator) -> float:
-    """P-value of labels being draws from `prob`, by accuracy and by log score, each two-sided and bearing half."""
+    """P-value of labels being draws from `prob`: two-sided tests of accuracy and log score, Bonferroni-corrected."""
     best, log_p = prob.argmax(-1, keepdim=True), prob.clamp_min(0).log()
 
     def statistics(labels: Tensor, rows: slice) -> Tensor:  # (rows, draws) -> (2, draws)
         return torch.stack([(labels == best[rows]).double().sum(0), log_p[rows].gather(-1, labels).sum(0)])
 
     mean = torch.stack([prob.amax(-1).sum(), -torch.special.entr(prob.clamp_min(0)).sum()]).unsqueeze(1)
-    drawn = torch.zeros(2, _SIMULATED, dtype=torch.float64, device=prob.device)
+    simulated = torch.zeros(2, _SIMULATED, dtype=torch.float64, device=prob.device)
     step = max(1, _CHUNK // _SIMULATED)
     for start in range(0, len(prob), step):
         rows = slice(start, start + step)
-        drawn += statistics(torch.multinomial(prob[rows], _SIMULATED, True, generator=generator), rows)
+        simulated += statistics(torch.multinomial(prob[rows], _SIMULATED, True, generator=generator), rows)
     distance = (statistics(label.unsqueeze(1), slice(None)) - mean).abs()
-    as_far = ((drawn - mean).abs() >= distance - 1e-9 * len(prob)).sum(1)
-    return min(1.0, 2 * float((1 + as_far).min()) / (1 + _SIMULATED))
+    n_as_far = ((simulated - mean).abs() >= distance - 1e-9 * len(prob)).sum(1)
+    return min(1.0, 2 * float((1 + n_as_far).min()) / (1 + _SIMULATED))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vaerdict.cli.common import (
+    RUNNING,
     Address,
     Device,
     EngineName,
@@ -30,7 +31,7 @@ EPILOG = (
 )
 
 
-@with_options(CalibrateOptions, DEOptions)
+@with_options(CalibrateOptions, DEOptions, after="groups")
 def calibrate(
     more: typer.Context,
     data: Data,
@@ -39,8 +40,10 @@ def calibrate(
         list[str] | None, typer.Option(help="Groups whose cells are split, each on its own; the largest by default.")
     ] = None,
     model: ModelDir = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run into --out that was stopped.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Number of splits at a time.")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run into --out that was stopped.", rich_help_panel=RUNNING)
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Number of splits at a time.", rich_help_panel=RUNNING)] = 1,
     engine: EngineName = "local",
     address: Address = None,
     device: Device = "auto",

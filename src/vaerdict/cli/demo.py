@@ -22,7 +22,7 @@ def demo(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Run the whole procedure on built-in data and put the truth beside the answer, in under a minute."""
+    """Run an analysis of simulated data and show the truth beside the answer, in under a minute."""
     from vaerdict.core import SettingError
     from vaerdict.report import load, text, write_page
 
@@ -32,22 +32,25 @@ def demo(
         results = (_demo_genes if which == "genes" else _demo_ppca)(out, seed, choose_device(device), progress)
     document = load(out)
     page = write_page(document, out)
-    print_json(results) if as_json else print_text(text(document, 2 if which == "genes" else None), page)
+    if as_json:
+        return print_json(results)
+    messages = results["verdict"]["messages"][1:] if which == "genes" else []
+    print_text("\n\n".join([text(document, 2 if which == "genes" else None), *messages]), page)
 
 
 def _demo_genes(out: Path, seed: int, device: str, progress: Progress) -> dict[str, Any]:
-    from vaerdict.demo import genes as demo_genes
+    from vaerdict.demo import genes
 
-    found = demo_genes.run(seed=seed, device=device, progress=progress)
-    found.save(out)
-    return found.results
+    result = genes.run(seed=seed, device=device, progress=progress)
+    result.save(out)
+    return result.results
 
 
 def _demo_ppca(out: Path, seed: int, device: str, progress: Progress) -> dict[str, Any]:
-    from vaerdict.demo import ppca as demo
+    from vaerdict.demo import ppca
     from vaerdict.io import manifest, write_json
 
-    results = demo.run(seed=seed, device=device, progress=progress)
+    results = ppca.run(seed=seed, device=device, progress=progress)
     write_json(out / "results.json", results)
     write_json(out / "manifest.json", manifest(results["settings"], {}, data_sha256=None))
     return results

@@ -35,7 +35,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     kind, default, help = option.kind, option.default, option.help
     if kind == tuple[str, ...]:
         kind, default, help = str | None, None, f"{help} NAME,NAME,..."
-    bounds = {} if option.minimum is None else {"min": option.minimum}
+    bounds: dict[str, Any] = {} if option.minimum is None else {"min": option.minimum}
     declared: Any = typer.Option(option.flag, help=help, rich_help_panel=option.panel, **bounds)
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]

@@ -1,4 +1,4 @@
-"""Simulators. Data sets know no model: they return tensors and the truth behind them."""
+"""Simulated data sets with the parameters they were drawn from."""
 
 from vaerdict.datasets.genes import SIMULATORS, CountData, appendix, donors, released, section5
 from vaerdict.datasets.linear import LOADINGS, LinearGaussianData, linear_gaussian

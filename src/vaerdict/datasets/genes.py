@@ -1,9 +1,9 @@
-r"""Simulated counts of genes in cells with the truth behind them: the paper's Poisson log-normals, and donors.
+r"""Simulated gene counts with their true fold changes: the paper's Poisson log-normals, and cells from donors.
 
 The paper draws :math:`h \sim \mathrm{LogNormal}(\mu, \Sigma)` with :math:`\mu` in (10, 100). On the log scale that
-would be :math:`e^{100}` counts, so it is read here, as the released code in effect does, as
-:math:`\log h \sim N(\log \mu, \Sigma)`: :math:`\mu` is the median level. The covariance is the same in all states,
-hence :math:`E[h_a] / E[h_b] = \mu_a / \mu_b`, and the log-fold change of the means is the paper's :math:`\Delta`.
+would be :math:`e^{100}` counts. It is read here, as the released code in effect does, as
+:math:`\log h \sim N(\log \mu, \Sigma)`, with :math:`\mu` the median level. The covariance is equal in all states.
+Therefore :math:`E[h_a] / E[h_b] = \mu_a / \mu_b`, and the log fold change of the means is the paper's :math:`\Delta`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from vaerdict.core import SettingError, check_count
 from vaerdict.noise import seeded
 
 _EFFECT, _EFFECT_SD = 1.0, 0.16
-_TRUTH_CELLS, _TRUTH_CHUNK = 50_000, 2**21  # cells a state; numbers at a time
-_TRUTH_SEED = 2**40  # apart from any seed a data set is asked for by
+_TRUTH_CELLS, _TRUTH_CHUNK = 50_000, 2**21  # cells per state; numbers at a time
+_TRUTH_SEED = 2**40  # added to the seed, so that the truth is not simulated with the noise of any data set
 
 
 class CountData(NamedTuple):
-    """Counts, the state of each cell, and what is true of the states.
+    """Counts, the state of each cell, and the true expression of the states.
 
-    `level` is log2 of a state's mean expression, `proportion` log2 of its mean share :math:`E[h_g / \\sum_j h_j]`. Both
-    are of the population and of expression itself: technical depth and drop-out, common to all states, are left out.
-    `rate` is each cell's expression h, for oracles. `donors` says whose each cell is, where cells come from donors.
+    `level` is log2 of a state's mean expression and `proportion` log2 of its mean proportion
+    :math:`E[h_g / \\sum_j h_j]`. Both are of the population and of expression itself, without technical depth and
+    dropout, which are common to all states. `rate` is each cell's expression h, for oracles. `donors` is the donor of
+    each cell, or None.
 
     Shapes: ``counts (cells, genes)``, ``labels (cells,)``, ``level (states, genes)``, ``proportion (states, genes)``,
     ``rate (cells, genes)``, ``donors (cells,)``.
@@ -42,44 +43,68 @@ class CountData(NamedTuple):
     donors: Tensor | None = None
 
     def lfc(self, a: int, b: int, *, proportions: bool = False) -> Tensor:
-        """True log2 fold change of state a over state b, of mean expression or of mean proportions.
+        """The true log2 fold change of state a over state b, of mean expression or of mean proportions.
 
-        A group mean of normalised expression estimates the second; centred on its median over genes, the first.
+        A group mean of normalised expression estimates that of proportions and, centred on its median over genes, that
+        of mean expression.
 
         Shapes: ``-> (genes,)``.
         """
-        of = self.proportion if proportions else self.level
-        return of[a] - of[b]
+        log2_mean = self.proportion if proportions else self.level
+        return log2_mean[a] - log2_mean[b]
 
 
 Expression = Callable[[int, torch.Generator], Tensor]
-"""Expression of so many fresh cells in every state, sharing their noise. Shapes: ``-> (states, n, genes)``."""
+"""Expression of n new cells in every state, with the same noise in all. Shapes: ``-> (states, n, genes)``."""
 
 
 # ----------------------------------------------------------------------------------------- Poisson log-normal
-def appendix(seed: int = 0, *, n_cells: int = 1000, n_genes: int = 100, shares: Sequence[float] = (1, 1)) -> CountData:
-    """The appendix's data: two states, means in (10, 100), a third of the genes up and a third down."""
-    return _log_normal(seed, n_cells, n_genes, shares, means=(10, 100), changed=2 / 3, scale=1, zeroed=0)
+def appendix(
+    seed: int = 0, *, n_cells: int = 1000, n_genes: int = 100, group_weights: Sequence[float] = (1, 1)
+) -> CountData:
+    """The data of the paper's appendix: means in (10, 100), a third of the genes up and a third down.
+
+    Parameters
+    ----------
+    seed
+        The seed of counts and true fold changes.
+    n_cells, n_genes
+        The size of the data set.
+    group_weights
+        The relative numbers of cells of the states; their number is the number of states.
+
+    Examples
+    --------
+    >>> data = appendix(0, n_cells=30, n_genes=5)
+    >>> data.counts.shape, data.lfc(1, 0).shape
+    (torch.Size([30, 5]), torch.Size([5]))
+    """
+    return _log_normal(seed, n_cells, n_genes, group_weights, means=(10, 100), changed=2 / 3, scale=1, zeroed=0)
 
 
 def section5(
-    seed: int = 0, *, n_cells: int = 10_000, n_genes: int = 100, shares: Sequence[float] = (1, 1, 1, 1, 1)
+    seed: int = 0, *, n_cells: int = 10_000, n_genes: int = 100, group_weights: Sequence[float] = (1, 1, 1, 1, 1)
 ) -> CountData:
-    """Section 5's data: five types, each with its own changes from the first, else as in the appendix."""
-    return _log_normal(seed, n_cells, n_genes, shares, means=(10, 100), changed=2 / 3, scale=1, zeroed=0)
+    """The data of the paper's section 5: five cell types, otherwise as `appendix`, whose parameters it has."""
+    return _log_normal(seed, n_cells, n_genes, group_weights, means=(10, 100), changed=2 / 3, scale=1, zeroed=0)
 
 
-def released(seed: int = 0, *, n_cells: int = 1000, n_genes: int = 100, shares: Sequence[float] = (1, 1)) -> CountData:
-    """The released code's data: means in (10, 60), half of the genes changed, a covariance 0.08 times the printed one,
-    30 % of entries zeroed."""
-    return _log_normal(seed, n_cells, n_genes, shares, means=(10, 60), changed=0.5, scale=0.08, zeroed=0.3)
+def released(
+    seed: int = 0, *, n_cells: int = 1000, n_genes: int = 100, group_weights: Sequence[float] = (1, 1)
+) -> CountData:
+    """The data of the paper's released code, with the parameters of `appendix`.
+
+    Means are in (10, 60), half of the genes change, the covariance is 0.08 times the printed one, and 30 % of entries
+    are zeroed.
+    """
+    return _log_normal(seed, n_cells, n_genes, group_weights, means=(10, 60), changed=0.5, scale=0.08, zeroed=0.3)
 
 
 def _log_normal(
     seed: int,
     n_cells: int,
     n_genes: int,
-    shares: Sequence[float],
+    group_weights: Sequence[float],
     *,
     means: tuple[float, float],
     changed: float,
@@ -87,15 +112,15 @@ def _log_normal(
     zeroed: float,
 ) -> CountData:
     generator = seeded(seed)
-    labels = _labels(n_cells, shares, generator)
+    labels = _labels(n_cells, group_weights, generator)
     median = means[0] + (means[1] - means[0]) * _uniform(n_genes, generator)
-    log_mean = median.log() + math.log(2) * _changes(len(shares), n_genes, changed, generator)
-    # Sigma = scale ((0.5 + u) I + 2 a a'), by its root: an independent part of each gene and one factor common to all
-    own = (scale * (0.25 + 0.5 * _uniform(n_genes, generator))).sqrt()
-    common = math.sqrt(2 * scale) * (2 * _uniform(n_genes, generator) - 1)
+    log_mean = median.log() + math.log(2) * _changes(len(group_weights), n_genes, changed, generator)
+    # Sigma = scale ((0.5 + u) I + 2 a a'), by its root: independent noise per gene and one factor common to all genes
+    gene_sd = (scale * (0.25 + 0.5 * _uniform(n_genes, generator))).sqrt()
+    loading = math.sqrt(2 * scale) * (2 * _uniform(n_genes, generator) - 1)
 
     def noise(n: int, g: torch.Generator) -> Tensor:
-        return own * _normal((n, n_genes), g) + common * _normal((n, 1), g)
+        return gene_sd * _normal((n, n_genes), g) + loading * _normal((n, 1), g)
 
     def expression(n: int, g: torch.Generator) -> Tensor:
         return (log_mean[:, None] + noise(n, g)).exp()
@@ -103,7 +128,7 @@ def _log_normal(
     rate = (log_mean[labels] + noise(n_cells, generator)).exp()
     counts = torch.poisson(rate, generator=generator)
     counts = counts * (_uniform((n_cells, n_genes), generator) >= zeroed)
-    level = log_mean + 0.5 * (own.square() + common.square())
+    level = log_mean + 0.5 * (gene_sd.square() + loading.square())
     return _record(counts, labels, level / math.log(2), _log2_proportion(expression, log_mean.numel(), seed), rate)
 
 
@@ -114,30 +139,52 @@ def donors(
     n_cells: int = 2000,
     n_genes: int = 100,
     n_donors: Sequence[int] = (4, 4),
-    shares: Sequence[float] = (1, 2),
+    group_weights: Sequence[float] = (1, 2),
     donor_sd: float = 0.2,
     depth_sd: float = 0.4,
     null: bool = False,
 ) -> CountData:
-    r"""Negative-binomial counts of cells from donors, every donor in one group; with `null` no gene differs.
+    r"""Negative-binomial counts of cells from donors, with every donor in one group.
 
     :math:`x \sim \mathrm{Poisson}(s_n h_{ng})` with depth :math:`\log s_n \sim N(0, \texttt{depth\_sd}^2)` and
     expression :math:`h_{ng} \sim \mathrm{Gamma}` of mean :math:`\mu_{cg} e^{b_{dg}}`, shape :math:`r_g` in (1, 10) and
-    donor effect :math:`b_{dg} \sim N(0, \texttt{donor\_sd}^2)`. Levels are log-normal about 5 counts, as uneven as
-    genes are. A third of the genes goes up and a third down. `shares` are of the groups' cells; within a group donors
-    give cells in proportions 1, 2, ..., n. The truth is of the population of donors, not of those at hand.
+    donor effect :math:`b_{dg} \sim N(0, \texttt{donor\_sd}^2)`. Levels are log-normal about 5 counts. A third of the
+    genes goes up and a third down. The truth is that of the population of donors, not of the donors drawn.
+
+    Parameters
+    ----------
+    seed
+        The seed of counts and true fold changes.
+    n_cells, n_genes
+        The size of the data set.
+    n_donors
+        The number of donors per group. Within a group the numbers of cells per donor are in proportions 1, 2, ..., n.
+    group_weights
+        The relative numbers of cells of the groups.
+    donor_sd, depth_sd
+        Standard deviations of donor effects and of log depth.
+    null
+        If True, no gene differs between groups.
+
+    Examples
+    --------
+    >>> data = donors(0, n_cells=40, n_genes=5, n_donors=(2, 3))
+    >>> data.counts.shape, int(data.donors.max()) + 1
+    (torch.Size([40, 5]), 5)
     """
-    if len(n_donors) != len(shares):
-        raise SettingError(f"n_donors names {len(n_donors)} groups, shares {len(shares)}; give each group both.")
+    if len(n_donors) != len(group_weights):
+        raise SettingError(
+            f"n_donors names {len(n_donors)} groups, group_weights {len(group_weights)}; give each group both."
+        )
     generator = seeded(seed)
-    groups = torch.arange(len(shares)).repeat_interleave(
+    groups = torch.arange(len(group_weights)).repeat_interleave(
         torch.tensor([check_count(n, name="n_donors") for n in n_donors])
     )
-    weight = torch.cat([s * _staircase(n) for s, n in zip(shares, n_donors, strict=True)])
+    weight = torch.cat([w * _staircase(n) for w, n in zip(group_weights, n_donors, strict=True)])
     donor = _labels(n_cells, weight.tolist(), generator)
     base = math.log(5) + _normal((n_genes,), generator)
-    change = _changes(len(shares), n_genes, 2 / 3, generator)
-    log_mean = base + (0 if null else math.log(2)) * change
+    log2_change = _changes(len(group_weights), n_genes, 2 / 3, generator)
+    log_mean = base + (0 if null else math.log(2)) * log2_change
     shape = 1 + 9 * _uniform(n_genes, generator)
     effect = donor_sd * _normal((len(groups), n_genes), generator)
 
@@ -160,20 +207,22 @@ def _staircase(n: int) -> Tensor:
     return steps / steps.sum()
 
 
-# ------------------------------------------------------------------------------------------------------- parts
-def _labels(n_cells: int, shares: Sequence[float], generator: torch.Generator) -> Tensor:
-    """A state for each cell by the shares, at random; every state gets one cell at least."""
+# ----------------------------------------------------------------------------------------------------- helpers
+def _labels(n_cells: int, weights: Sequence[float], generator: torch.Generator) -> Tensor:
+    """A random state per cell with probabilities proportional to the weights; every state has at least one cell."""
     check_count(n_cells, name="n_cells")
-    weight = torch.tensor(shares, dtype=torch.float64)
-    if len(shares) < 1 or not bool((weight > 0).all()) or len(shares) > n_cells:
-        raise SettingError(f"shares={tuple(shares)} must be positive, one a state, and no more than {n_cells} cells.")
+    weight = torch.tensor(weights, dtype=torch.float64)
+    if len(weights) < 1 or not bool((weight > 0).all()) or len(weights) > n_cells:
+        raise SettingError(
+            f"group_weights={tuple(weights)} must be positive, one per state, and no more than {n_cells} cells."
+        )
     drawn = torch.multinomial(weight, n_cells, replacement=True, generator=generator)
-    drawn[: len(shares)] = torch.arange(len(shares))
+    drawn[: len(weights)] = torch.arange(len(weights))
     return drawn[torch.randperm(n_cells, generator=generator)]
 
 
 def _changes(n_states: int, n_genes: int, changed: float, generator: torch.Generator) -> Tensor:
-    """Log2 fold changes of every state from the first: about -1 or 1 for a share `changed` of genes, else about 0.
+    """Log2 fold changes of every state from the first: near -1 or 1 for a fraction `changed` of genes, else near 0.
 
     Shapes: ``-> (states, genes)``.
     """
@@ -186,10 +235,10 @@ def _changes(n_states: int, n_genes: int, changed: float, generator: torch.Gener
 
 @torch.no_grad()
 def _log2_proportion(expression: Expression, size: int, seed: int) -> Tensor:
-    """Log2 of the mean share of each gene in each state, by simulation apart from the data's; exact to about 0.01.
+    """Log2 of each gene's mean proportion in each state, by a simulation of its own; exact to about 0.01.
 
-    The states share their noise, so that fold changes are more exact than that. A cell in all states takes `size`
-    numbers.
+    The states share their noise, which makes fold changes more exact. `size` is the number of values per cell over all
+    states.
     """
     generator = seeded(_TRUTH_SEED + seed)
     total = torch.zeros(())
@@ -219,4 +268,4 @@ SIMULATORS: dict[str, Callable[..., CountData]] = {
     "released": released,
     "donors": donors,
 }
-"""The simulators by name; each takes a seed and keyword sizes."""
+"""The simulators by name; all take a seed, `n_cells`, `n_genes` and `group_weights`."""

@@ -12,7 +12,7 @@ from vaerdict.noise import seeded
 
 
 class LinearGaussianData(NamedTuple):
-    """A simulated linear-Gaussian data set with its generator.
+    """A simulated linear-Gaussian data set with its true parameters.
 
     Shapes: ``x_train (n_train, p)``, ``x_test (n_test, p)``, ``weight (p, d)``, ``noise_sd (p,)``.
     """
@@ -24,15 +24,28 @@ class LinearGaussianData(NamedTuple):
 
 
 LOADINGS = {"released": 6, "text": 10}
-"""Variance of the loadings is one over this: 1/6 in the released code, 1/p = 1/10 in the paper's text."""
+"""The inverse variance of the loadings: 6 in the paper's released code, p = 10 in its text."""
 
 
 def linear_gaussian(
     seed: int = 0, *, loadings: str = "released", n: int = 1000, p: int = 10, d: int = 6
 ) -> LinearGaussianData:
-    """The pPCA experiment's data: x = B z + diag(c) e with c ~ N(1, 2^2), split 80 % to 20 %.
+    """The data of the pPCA experiment: x = B z + diag(c) e with c ~ N(1, 2^2), of which 80 % are for training.
 
-    `loadings` names the variance of the entries of B, where the paper's text and released code disagree (`LOADINGS`).
+    Parameters
+    ----------
+    seed
+        The seed of parameters and data.
+    loadings
+        The variance of the entries of B, for which the paper's text and released code disagree: a key of `LOADINGS`.
+    n, p, d
+        The numbers of observations, features and latents.
+
+    Examples
+    --------
+    >>> data = linear_gaussian(0, n=100)
+    >>> data.x_train.shape, data.x_test.shape, data.weight.shape
+    (torch.Size([80, 10]), torch.Size([20, 10]), torch.Size([10, 6]))
     """
     if loadings not in LOADINGS:
         raise SettingError(f"loadings={loadings!r}; choose one of {', '.join(LOADINGS)}.")

@@ -96,9 +96,35 @@ def comparison(
     level: float = 0.05,
     interval: float = INTERVAL,
 ) -> Comparison:
-    """Summarise joint draws of log2 fold changes gene by gene; `interval` is the credible interval's probability.
+    r"""Summarise joint draws of log2 fold changes gene by gene.
 
-    Genes of equal probability are ranked by \\|E LFC\\|. Shapes: ``mean_a (genes,)``, ``mean_b (genes,)``.
+    Genes of equal probability are ranked by :math:`|E\,\mathrm{LFC}|`.
+
+    Parameters
+    ----------
+    effect
+        Draws of the fold changes, ``(draws, genes)``, with their effective number.
+    mean_a, mean_b
+        Expression of both groups, ``(genes,)``.
+    estimand
+        What the fold change is of.
+    delta
+        Least |LFC| of a differentially expressed gene.
+    level
+        FDR of the genes called.
+    interval
+        Probability of the credible interval.
+
+    Returns
+    -------
+    Comparison
+        The columns ``lfc_mean`` to ``mean_b`` of `vaerdict.de.columns`.
+
+    Examples
+    --------
+    >>> effect = Effect(torch.tensor([[2.0, 0.0], [2.2, 0.1]]), torch.full((2,), 2.0))
+    >>> comparison(effect, torch.ones(2), torch.ones(2), estimand=PROPORTION).table["prob_de"]
+    tensor([1., 0.], dtype=torch.float64)
     """
     if not delta > 0:
         raise SettingError(f"delta={delta} must be positive: every gene changes by at least zero.")

@@ -1,4 +1,4 @@
-"""How well a list of genes with stated false discovery rates agrees with the truth; the same for every method."""
+"""Metrics of a list of genes with stated false discovery rates against a known truth, the same for every method."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from vaerdict.core import ShapeError
 from vaerdict.decisions import expected_fdr, ranking
 
 LEVELS = (0.05, 0.10, 0.20)
-"""False discovery rates at which sets of genes are called; the first is the one reported as `fdp` and `tpr`."""
+"""False discovery rates at which genes are called; `fdp` and `tpr` are those at the first."""
 
 
 def measure(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
     """Metrics of probabilities that |LFC| >= delta; genes of equal probability are ranked by |lfc|.
 
-    A gene counts as differentially expressed where its true |LFC|, on the scale that `truth_lfc` is given, is at least
-    delta. Shapes: all ``(genes,)``.
+    A gene is differentially expressed where its true |LFC|, on the scale of `truth_lfc`, is at least delta.
+    Shapes: all ``(genes,)``.
     """
     order = ranking(prob.double(), lfc.abs().double())
     return measure_ranked(order, expected_fdr(prob), truth_lfc, delta)
 
 
 def measure_tested(q: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
-    """The same metrics of a method that states adjusted p-values q instead: genes ranked by q, then by |lfc|.
+    """The same metrics of a method that gives adjusted p-values q: genes are ranked by q, ties by |lfc|.
 
-    The FDR stated of the first k genes is the q of the k-th. Shapes: all ``(genes,)``.
+    The stated FDR of the first k genes is the q of the k-th. Shapes: all ``(genes,)``.
     """
     order = ranking(1 - q.double(), lfc.abs().double())
     return measure_ranked(order, q.double()[order], truth_lfc, delta)
 
 
 def measure_ranked(order: Tensor, stated: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
-    r"""Metrics of a ranking with the FDR stated of its first 1, 2, ... genes.
+    r"""Metrics of a ranking with the stated FDR of its first 1, 2, ... genes.
 
-    ``fdr_mae`` is :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`, as in the paper; ``auprc`` the
-    average precision; ``fdp_05`` and ``tpr_05`` those of the largest set stated to have an FDR of at most 5 %, and so
-    on for `LEVELS`. An empty set has an FDP of zero; without a single true gene `auprc` and `tpr` are NaN.
+    ``fdr_mae`` is :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`, as in the paper; ``auprc`` is
+    the average precision; ``fdp_05`` and ``tpr_05`` are those of the largest set with a stated FDR of at most 5 %, and
+    so on for `LEVELS`. An empty set has an FDP of zero; without any true gene `auprc` and `tpr` are NaN.
 
     Shapes: ``order (genes,)``, ``stated (genes,)`` nondecreasing, ``truth_lfc (genes,)``.
     """
     if not order.shape == stated.shape == truth_lfc.shape:
         raise ShapeError(
-            f"one value a gene is needed: got {tuple(order.shape)}, {tuple(stated.shape)}, {tuple(truth_lfc.shape)}."
+            f"one value per gene is needed: got {tuple(order.shape)}, {tuple(stated.shape)}, {tuple(truth_lfc.shape)}."
         )
     hit = (truth_lfc.abs() >= delta)[order].double()
     count = torch.arange(1, len(hit) + 1)
@@ -69,16 +69,16 @@ def _suffix(level: float) -> str:
 
 
 def fdr_curve(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float, points: int = 21) -> dict[str, Any]:
-    """Realised and expected FDR of the first k genes at some k, for the figure. Shapes: all ``(genes,)``."""
+    """Achieved and expected FDR of the first k genes at some k, for figures. Shapes: all ``(genes,)``."""
     hit = (truth_lfc.abs() >= delta)[ranking(prob.double(), lfc.abs().double())].double()
     count = torch.arange(1, len(hit) + 1)
-    kept = torch.linspace(0, len(hit) - 1, min(points, len(hit))).round().long()
+    chosen = torch.linspace(0, len(hit) - 1, min(points, len(hit))).round().long()
     fdp, fdr = 1 - hit.cumsum(0) / count, expected_fdr(prob)
-    return {"k": count[kept].tolist(), "fdp": fdp[kept].tolist(), "fdr": fdr[kept].tolist()}
+    return {"k": count[chosen].tolist(), "fdp": fdp[chosen].tolist(), "fdr": fdr[chosen].tolist()}
 
 
 def fdp_floor(prob: Tensor, lfc: Tensor, *, repeats: int = 200, generator: torch.Generator) -> float:
-    r"""The mean `fdr_mae` of probabilities that are exactly right: what the randomness of the FDP alone leaves.
+    """The mean `fdr_mae` of probabilities that are exactly right, due to the randomness of the FDP alone.
 
     Truths are drawn from the probabilities themselves. Shapes: ``prob, lfc (genes,)``.
     """
@@ -89,5 +89,5 @@ def fdp_floor(prob: Tensor, lfc: Tensor, *, repeats: int = 200, generator: torch
 
 
 def coverage(low: Tensor, high: Tensor, truth_lfc: Tensor) -> float:
-    """Share of genes whose interval holds the true log-fold change. Shapes: all ``(genes,)``."""
+    """Share of genes whose interval covers the true log2 fold change. Shapes: all ``(genes,)``."""
     return ((low <= truth_lfc) & (truth_lfc <= high)).double().mean().item()

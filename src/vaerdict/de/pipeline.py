@@ -159,8 +159,8 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
         ]
         called = tables.call_genes(made, options.level)
         rows = [
-            tables.contrast_row(*each, options) | share
-            for *each, share in zip(cells.contrasts, effects, called, shares, strict=True)
+            tables.contrast_row(contrast, effect, table, options) | share
+            for contrast, effect, table, share in zip(cells.contrasts, effects, called, shares, strict=True)
         ]
         extra = _extra_columns(cells, model)
         table = tables.frame(

@@ -1,1 +1,1 @@
-"""Built-in demonstrations: data whose truth is known, the answer and the truth beside it."""
+"""Built-in demonstrations on data whose truth is known."""

@@ -1,4 +1,4 @@
-"""The whole procedure on a problem whose truth is known: choose a model, fit proposals, decide, compare."""
+"""The three steps on a problem whose truth is known: choose a model, fit proposals, decide, and compare."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def run(*, seed: int = 0, n_draws: int = 1000, device: str = "cpu", progress: Pr
     with torch.no_grad():
         exact = model.tail_probability(x, torch.tensor([THRESHOLD]))[:, 0].double()
     combined = steps.mixture()
-    alone = {**combined.components, "MIS": combined}
+    proposals = {**combined.components, "MIS": combined}
     answer = steps.posterior(x, n_draws, tolerance=0.02, query=exceeds, generator=seeded(seed + 1), progress=progress)
     return {
         "experiment": "demo",
         "settings": {"seed": seed, "n_draws": n_draws, "threshold": THRESHOLD, "tolerance": 0.02},
         "seeds": [seed],
         "selection": [score._asdict() for score in steps.selection],
-        "proposals": [_proposal_row(model, x, exact, name, q, n_draws, seed) for name, q in alone.items()],
+        "proposals": [_proposal_row(model, x, exact, name, q, n_draws, seed) for name, q in proposals.items()],
         **_decision(answer, exact, n_draws),
     }
 
@@ -78,7 +78,7 @@ def _proposal_row(model: PPCA, x: Tensor, exact: Tensor, name: str, q: Proposal,
 
 
 def _decision(answer: Posterior, exact: Tensor, n: int) -> dict[str, Any]:
-    """The decisions taken, beside those of someone who knows the fitted model's exact posterior."""
+    """The decisions taken, beside those by the exact posterior of the fitted model."""
     assert answer.record is not None
     decision = answer.decide(LOSS, states)
     estimate = answer.expect(exceeds)
@@ -97,7 +97,7 @@ def _decision(answer: Posterior, exact: Tensor, n: int) -> dict[str, Any]:
             "share_ok": share[Verdict.OK],
             "share_caution": share[Verdict.CAUTION],
             "share_refuse": share[Verdict.REFUSE],
-            "rungs": answer.record.summary(),
+            "stages": answer.record.summary(),
             "cost": answer.record.cost.mean().item(),
         },
         "points": [{"exact": e, "estimate": v, "mcse": s, "verdict": Verdict(w).name.lower()} for e, v, s, w in points],

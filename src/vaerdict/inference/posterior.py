@@ -1,8 +1,8 @@
-"""Weighted particles from a model's posterior, and what can be answered with them."""
+"""Weighted particles from a model's posterior, and the questions they answer: expectations, decisions, verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vaerdict import diagnostics, estimators
+from vaerdict import diagnostics
 from vaerdict.core import (
     Estimate,
     Latent,
@@ -30,19 +30,18 @@ from vaerdict.core import (
 )
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
-from vaerdict.inference.assess import island_mcse, verdict_after_moves, worst_khat
-from vaerdict.inference.escalation import Escalation, climb
-from vaerdict.inference.weights import weigh
+from vaerdict.inference.assess import Assessment, Query, evaluate, importance_weights
+from vaerdict.inference.escalation import Escalation, escalate
 from vaerdict.noise import Randomness, seeded
 from vaerdict.proposals import Mixture
 from vaerdict.samplers import gathered, systematic
 
 
 class Decision(NamedTuple):
-    """An action for each observation with the evidence for it.
+    """An action per observation with the evidence for it.
 
-    ``expected_loss`` covers every action; ``margin`` is how much worse the second-best action is, with its own
-    Monte-Carlo error, and ``verdict`` (see `vaerdict.diagnostics.Verdict`) counts both the weights and that margin.
+    ``expected_loss`` covers every action. ``margin`` is how much worse the second-best action is, with the standard
+    error of that difference. ``verdict`` (see `vaerdict.diagnostics.Verdict`) includes both the weights and the margin.
     """
 
     action: Tensor
@@ -54,9 +53,9 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Particles with log-weights: the posterior of a model at some observations, as far as it is known.
+    """The posterior of a model at some observations, as particles with log-weights.
 
-    Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``, ``source (K,)`` the place in `names` of a particle's proposal.
+    Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``, ``source (K,)`` the index in `names` of a particle's proposal.
     """
 
     z: Latent
@@ -72,24 +71,24 @@ class Posterior:
 
     @property
     def khat(self) -> Tensor:
-        """Pareto shape of the weights' tail, NaN where it could not be assessed. Shapes: ``(*batch)``."""
+        """Pareto shape of the tail of the weights, NaN where it could not be assessed. Shapes: ``(*batch)``."""
         return self._psis[1]
 
     @cached_property
     def ess(self) -> Tensor:
         """Effective sample size of the weights. Shapes: ``(*batch)``."""
-        return diagnostics.ess(self.log_w).masked_fill(self.blank, 0)
+        return diagnostics.ess(self.log_w).masked_fill(self.failed, 0)
 
     @cached_property
-    def blank(self) -> Tensor:
-        """Observations at which escalation could weigh no particle: nothing is known of them. Shapes: ``(*batch)``."""
+    def failed(self) -> Tensor:
+        """Observations for which no stage of escalation gave usable weights. Shapes: ``(*batch)``."""
         if self.record is None:
             return torch.zeros_like(self.log_w[0], dtype=torch.bool)
-        return torch.tensor([not rung for rung in self.record.rung], device=self.log_w.device)
+        return torch.tensor([not stage for stage in self.record.stage], device=self.log_w.device)
 
     @property
     def verdict(self) -> Tensor:
-        """`Verdict` of each observation: ok (0), caution (1), refuse (2). Shapes: ``(*batch)``."""
+        """`Verdict` per observation: ok (0), caution (1), refuse (2). Shapes: ``(*batch)``."""
         if self.record is not None:
             return self.record.verdict.to(self.log_w.device)
         return diagnostics.verdict(self.khat, self.ess, self.log_w.shape[0])
@@ -97,98 +96,77 @@ class Posterior:
     @property
     def log_evidence(self) -> Tensor:
         """IWELBO with all particles: the estimate of log p(x). Shapes: ``(*batch)``."""
-        return log_mean_exp(self.log_w.double()).masked_fill(self.blank, -torch.inf)
+        return log_mean_exp(self.log_w.double()).masked_fill(self.failed, -torch.inf)
 
-    def expect(self, f: Callable[[Latent], Tensor]) -> Estimate:
+    def expect(self, f: Query) -> Estimate:
         """Posterior expectation of f, by (multiple) importance sampling with Pareto-smoothed weights.
 
-        NaN where the observation is `blank`. Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is
+        NaN for observations that `failed`. Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is
         ``(*batch, *out)``.
         """
-        value, mcse, ess, khat = self._estimate(self._values(f))
-        blank = expand_trailing(self.blank, value)
-        value, mcse = (t.masked_fill(blank, torch.nan) for t in (value, mcse))
-        return Estimate(value, mcse, ess.masked_fill(self.blank, 0), khat)
+        return self._masked(self._assess(f).estimate)
 
-    def _values(self, f: Callable[[Latent], Tensor]) -> Tensor:
-        """F at every particle, zero where the observation is blank. Shapes: ``-> (K, *batch, *out)``."""
-        some_blank = bool(self.blank.any())
-        values = f(map_latent(self._filled, self.z) if some_blank else self.z)
-        if not isinstance(values, Tensor) or values.shape[: self.log_w.dim()] != self.log_w.shape:
-            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ShapeError(
-                f"f returned {shape}; it must return one value a particle, shape {tuple(self.log_w.shape)} first."
-            )
-        return self._filled(values) if some_blank else values
-
-    def _filled(self, t: Tensor) -> Tensor:
-        """Zero in place of what is not known, so that functions which check their input see nothing odd."""
-        return t.masked_fill(expand_trailing(self.blank, t[0]), 0)
-
-    def _estimate(self, values: Tensor) -> Estimate:
-        if len(self.names) > 1:
-            return estimators.mis(values, self.log_w, self.source, smooth=self.smooth)
-        estimate = (estimators.psis if self.smooth else estimators.snis)(values, self.log_w)
-        if self.record is None or not self.record.islands.any():
-            return estimate
-        return self._with_island_errors(estimate, values)
-
-    def _with_island_errors(self, estimate: Estimate, values: Tensor) -> Estimate:
-        """Particles of sequential Monte Carlo are not independent: plain weights, errors from groups that never met."""
-        assert self.record is not None
-        moved = self.record.islands.to(self.log_w.device).nonzero().flatten()
-        f, log_w = values[:, moved], self.log_w[:, moved]
-        plain = estimators.snis(f, log_w)
-        value, mcse = estimate.value.clone(), estimate.mcse.clone()
-        spread = island_mcse(f, log_w, int(self.record.islands.max()))
-        value[moved], mcse[moved] = plain.value, spread.maximum(diagnostics.least_mcse(f, plain.ess))
-        return estimate._replace(value=value, mcse=mcse)
-
-    def decide(
-        self, loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None = None
-    ) -> Decision:
-        """The action of least posterior expected loss.
-
-        `loss` is a function of the latent with one column an action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
-        matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
-
-        A state that no draw has hit may still be costly. A matrix says how costly, and the errors count it; of a
-        function only the losses that draws have met are known.
-        """
-        losses = _loss_function(loss, state)
-        expected = self.expect(losses)
-        if expected.value.dim() != self.log_w.dim():
-            given = tuple(expected.value.shape[self.log_w.dim() - 1 :])
-            raise ShapeError(f"the loss gives {given} for each particle; it must give one number an action.")
-        if expected.value.shape[-1] < 2:
-            raise SettingError("a decision needs at least two actions; the loss has one.")
-        action = expected.value.argmin(-1)
-        regret = _regret(losses, action)
-        margin = self.expect(regret)
-        if isinstance(loss, Tensor) and state is not None:
-            matrix, unseen = loss.to(margin.value), diagnostics.least_mcse(self._values(state), self.ess)
-            expected = _at_least(expected, matrix, unseen)
-            margin = _at_least(margin, matrix - matrix[action].unsqueeze(-2), unseen)
-        chosen = _one_hot(action, margin.value)
-        second = margin.value.masked_fill(chosen, torch.inf).argmin(-1, keepdim=True)
-        gap, error = (t.gather(-1, second).squeeze(-1) for t in (margin.value, margin.mcse))
-        # every other action must be clearly worse, not only the one that looks second best
-        unsure = (~(margin.value >= 2 * margin.mcse) & ~chosen).any(-1).to(self.verdict) * Verdict.CAUTION
-        return Decision(action, expected, gap, error, torch.maximum(self.verdict_on(regret), unsure))
-
-    def verdict_on(self, f: Callable[[Latent], Tensor]) -> Tensor:
+    def verdict_on(self, f: Query) -> Tensor:
         """`Verdict` on the expectation of f: that of the weights, or worse where f makes their tail heavier.
 
         Shapes: ``-> (*batch)``.
         """
-        khat = worst_khat(self._values(f), self.log_w)
-        own = diagnostics.verdict(khat, self.ess, self.log_w.shape[0])
-        if self.record is not None:
-            own = torch.where(self.record.islands.to(own.device) > 0, verdict_after_moves(khat), own)
-        return torch.maximum(self.verdict, own.to(self.verdict))
+        return torch.maximum(self.verdict, self._assess(f).verdict)
+
+    def _assess(self, f: Query) -> Assessment:
+        source = self.source if len(self.names) > 1 else None
+        islands = None if self.record is None else self.record.islands
+        return Assessment(self._values(f), self.log_w, source, islands, self.smooth)
+
+    def _values(self, f: Query) -> Tensor:
+        """F at every particle, zero for observations that failed. Shapes: ``-> (K, *batch, *out)``."""
+        if not self.failed.any():
+            return evaluate(f, self.z, self.log_w)
+        return self._zeroed(evaluate(f, map_latent(self._zeroed, self.z), self.log_w))
+
+    def _zeroed(self, t: Tensor) -> Tensor:
+        """Zero in place of the NaN of observations that failed, which f might not accept."""
+        return t.masked_fill(expand_trailing(self.failed, t[0]), 0)
+
+    def _masked(self, estimate: Estimate) -> Estimate:
+        """The estimate with NaN for observations that failed."""
+        failed = expand_trailing(self.failed, estimate.value)
+        value, mcse = (t.masked_fill(failed, torch.nan) for t in estimate[:2])
+        return Estimate(value, mcse, estimate.ess.masked_fill(self.failed, 0), estimate.khat)
+
+    def decide(self, loss: Query | Tensor, state: Query | None = None) -> Decision:
+        """The action of least posterior expected loss.
+
+        `loss` is a function of the latent with one column per action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
+        matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
+
+        A state that no draw has reached may still be costly. With a matrix that cost is known and included in the
+        errors. With a function only the losses at the draws are known.
+        """
+        losses = _loss_function(loss, state)
+        expected = self.expect(losses)
+        if expected.value.dim() != self.log_w.dim():
+            shape = tuple(expected.value.shape[self.log_w.dim() - 1 :])
+            raise ShapeError(f"the loss gives {shape} for each particle; it must give one number per action.")
+        if expected.value.shape[-1] < 2:
+            raise SettingError("a decision needs at least two actions; the loss has one.")
+        action = expected.value.argmin(-1)
+        regret = self._assess(_regret(losses, action))
+        margin = self._masked(regret.estimate)
+        if isinstance(loss, Tensor) and state is not None:
+            matrix, state_error = loss.to(margin.value), diagnostics.least_mcse(self._values(state), self.ess)
+            expected = _with_state_error(expected, matrix, state_error)
+            margin = _with_state_error(margin, matrix - matrix[action].unsqueeze(-2), state_error)
+        chosen = torch.nn.functional.one_hot(action, margin.value.shape[-1]).bool()
+        second = margin.value.masked_fill(chosen, torch.inf).argmin(-1, keepdim=True)
+        gap, error = (t.gather(-1, second).squeeze(-1) for t in (margin.value, margin.mcse))
+        # every other action must be clearly worse, not only the one that looks second best
+        unsure = (~(margin.value >= 2 * margin.mcse) & ~chosen).any(-1).to(self.verdict) * Verdict.CAUTION
+        verdict = torch.maximum(self.verdict, regret.verdict)
+        return Decision(action, expected, gap, error, torch.maximum(verdict, unsure))
 
     def resample(self, n: int, *, generator: torch.Generator) -> Latent:
-        """Draw n particles for each observation in proportion to the weights (systematic resampling)."""
+        """Draw n particles per observation in proportion to the weights (systematic resampling)."""
         log_w = (self._psis[0] if self.smooth else self.log_w).double()
         offset = torch.rand(log_w.shape[1:], generator=generator, dtype=torch.float64, device=generator.device)
         return gathered(self.z, systematic(log_w, offset.to(log_w.device), check_count(n, name="n")))
@@ -196,7 +174,7 @@ class Posterior:
     def to_arviz(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Any:
         """An arviz ``InferenceData``: n resampled latents in `posterior`, weights in `importance_diagnostics`.
 
-        The latents of `posterior` are equally weighted; ``log_weight`` is that of the particles they were drawn from.
+        The latents of `posterior` are equally weighted. ``log_weight`` belongs to the particles they were drawn from.
         """
         try:
             import arviz
@@ -205,11 +183,11 @@ class Posterior:
             raise SettingError("the export needs arviz; install it with `pip install vaerdict[arviz]`.") from error
 
         z = self.resample(n or self.log_w.shape[0], generator=generator or seeded(0))
-        parts = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
+        latents = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
         axes = [f"batch_{i}" for i in range(self.log_w.dim() - 1)]
         data = arviz.from_dict(
-            posterior={name: _array(part)[None] for name, part in parts.items()},
-            dims={name: [*axes, f"{name}_dim"] for name in parts},
+            posterior={name: _array(latent)[None] for name, latent in latents.items()},
+            dims={name: [*axes, f"{name}_dim"] for name in latents},
         )
         columns = {"log_weight": (["particle", *axes], _array(self.log_w))}
         columns |= {"khat": (axes, _array(self.khat)), "ess": (axes, _array(self.ess))}
@@ -229,47 +207,93 @@ def posterior(
     *,
     shares: Mapping[str, float] | None = None,
     tolerance: float | None = None,
-    query: Callable[[Latent], Tensor] | None = None,
+    query: Query | None = None,
     budget: int | None = None,
     generator: Randomness | None = None,
     smooth: bool = True,
     progress: Progress = silent,
 ) -> Posterior:
-    """Weighted particles of the model's posterior at x, n for each observation, from one proposal or several.
+    """Weighted particles of a model's posterior.
 
-    Several proposals are combined by multiple importance sampling in the given shares, equal by default.
+    Parameters
+    ----------
+    model
+        Any object with ``log_joint(x, z)`` and ``prior``.
+    x
+        Observations, ``(n_obs, p)``.
+    proposals
+        One proposal, or several by name, which are combined by multiple importance sampling.
+    n
+        Number of particles per observation.
+    shares
+        Share of the particles per proposal, equal by default. Not with `tolerance`.
+    tolerance
+        If given, each observation is escalated (see `vaerdict.inference.escalation`) until the Monte-Carlo error of
+        `query` is at most `tolerance` and its weights are reliable. ``Posterior.record`` then holds the stage that
+        answered, its cost and the reason per observation.
+    query
+        The quantity of interest, ``(K, m, d) -> (K, m, *out)`` for any subset of m observations; by default the latent
+        in posterior standard deviations. Only with `tolerance`.
+    budget
+        Largest number of model evaluations per observation. Only with `tolerance`.
+    generator
+        Source of randomness, by default ``vaerdict.seeded(0)``.
+    smooth
+        Whether expectations use Pareto-smoothed weights.
+    progress
+        Called after each stage of escalation.
 
-    With `tolerance` each observation is escalated (`vaerdict.inference.escalation`) until the Monte-Carlo error of
-    `query`, by default the latent in posterior standard deviations, is within it and the weights can be trusted, or
-    until `budget` model evaluations are spent; ``Posterior.record`` says which rung answered, at what cost, and why.
+    Returns
+    -------
+    Posterior
+        Particles ``z (n, n_obs, d)`` with ``log_w (n, n_obs)``.
 
-    Shapes: ``x (n_obs, p) -> z (n, n_obs, d), log_w (n, n_obs)``.
+    Examples
+    --------
+    >>> import torch, vaerdict as vd
+    >>> model = vd.models.PPCA(torch.eye(3, 1), noise_scale=1.0)
+    >>> x = torch.tensor([[1.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
+    >>> answer = vd.posterior(model, x, {"exact": model.posterior(x), "PRIOR": vd.Prior(model.prior)}, n=500)
+    >>> answer.z.shape, answer.expect(lambda z: z).value.shape
+    (torch.Size([500, 2, 1]), torch.Size([2, 1]))
+    >>> vd.Verdict.names(answer.verdict)
+    ['OK', 'OK']
     """
     check_dtype(check_observations(x), model)
     n = check_count(n, name="n")
     generator = seeded(0, x.device) if generator is None else generator
     if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
-        raise SettingError("shares belong to a mapping of several proposals, without a tolerance; leave them out.")
+        raise SettingError("shares= needs a mapping of several proposals and no tolerance=; leave it out.")
     if tolerance is not None:
         named = dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
-        z, log_w, record = climb(
-            model, x, named, n, query=query, tolerance=tolerance, budget=budget, generator=generator, progress=progress
+        z, log_w, record = escalate(
+            model,
+            x,
+            named,
+            n,
+            query=query,
+            tolerance=tolerance,
+            budget=budget,
+            generator=generator,
+            smooth=smooth,
+            progress=progress,
         )
         return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth, record=record)
     if query is not None or budget is not None:
-        raise SettingError("query and budget belong to escalation; give a tolerance too.")
+        raise SettingError("query= and budget= belong to escalation; give a tolerance= too.")
     q = Mixture(proposals, shares) if isinstance(proposals, Mapping) else proposals
-    z, log_w = weigh(model, x, q, n, generator=generator)
+    z, log_w = importance_weights(model, x, q, n, generator=generator)
     if isinstance(q, Mixture):
         return Posterior(z, log_w, q.source(n).to(log_w.device), tuple(q.components), smooth)
     return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth)
 
 
 class Answer(NamedTuple):
-    """A posterior expectation with everything that speaks for or against it, one entry an observation.
+    """A posterior expectation with its evidence, one entry per observation.
 
-    ``khat`` is that of f times the weights, the worst over f's outputs, NaN where it was not assessed. ``rung`` names
-    what answered, ``cost`` counts model evaluations, ``reason`` says why, ``verdict`` is a `Verdict`.
+    ``mcse`` is the error on which the answer was accepted or refused, ``reason`` says why. ``khat`` is that of f times
+    the weights, the largest over the outputs of f, NaN where it was not assessed. ``verdict`` is a `Verdict`, ``stage``
+    the stage of escalation that answered, ``cost`` the number of model evaluations.
     """
 
     value: Tensor
@@ -277,7 +301,7 @@ class Answer(NamedTuple):
     ess: Tensor
     khat: Tensor
     verdict: Tensor
-    rung: list[str]
+    stage: list[str]
     cost: Tensor
     reason: list[str]
 
@@ -285,7 +309,7 @@ class Answer(NamedTuple):
 def expect(
     model: Model,
     x: Tensor,
-    f: Callable[[Latent], Tensor],
+    f: Query,
     proposals: Proposal | Mapping[str, Proposal] | None = None,
     n: int = 1000,
     *,
@@ -294,25 +318,56 @@ def expect(
     generator: Randomness | None = None,
     progress: Progress = silent,
 ) -> Answer:
-    """E[f(z) | x] to within `tolerance`, or an honest refusal, for each observation.
+    """Posterior expectation E[f(z) | x] to within a tolerance, or a refusal with its reason, per observation.
 
-    Without proposals the model's own curvature and its prior are all there is to start from. Shapes: ``x (n_obs, p)``,
-    ``f: (K, n_obs, d) -> (K, n_obs, *out)``.
+    Parameters
+    ----------
+    model
+        Any object with ``log_joint(x, z)`` and ``prior``.
+    x
+        Observations, ``(n_obs, p)``.
+    f
+        The quantity of interest, ``(K, m, d) -> (K, m, *out)`` for any subset of m observations.
+    proposals
+        One proposal, or several by name, the best first. Without any, proposals are built from the prior and the
+        curvature of the posterior.
+    n
+        Number of particles per observation and stage, at least 64.
+    tolerance
+        Largest acceptable Monte-Carlo standard error of any output of f.
+    budget
+        Largest number of model evaluations per observation.
+    generator
+        Source of randomness, by default ``vaerdict.seeded(0)``.
+    progress
+        Called after each stage of escalation.
+
+    Returns
+    -------
+    Answer
+        Values and errors ``(n_obs, *out)`` with verdict, stage, cost and reason per observation.
+
+    Examples
+    --------
+    >>> import torch, vaerdict as vd
+    >>> model = vd.models.PPCA(torch.eye(3, 1), noise_scale=1.0)
+    >>> x = torch.tensor([[1.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
+    >>> answer = vd.expect(model, x, lambda z: (z[..., 0] > 0).double(), n=500, tolerance=0.05)
+    >>> answer.value.shape, answer.stage, vd.Verdict.names(answer.verdict)
+    (torch.Size([2]), ['REFINED', 'REFINED'], ['OK', 'OK'])
     """
     named: Proposal | Mapping[str, Proposal] = {} if proposals is None else proposals
-    with evaluating(model, named):  # f may well be a part of the model
+    with evaluating(model, named):  # f may use modules of the model
         answer = posterior(
             model, x, named, n, tolerance=tolerance, query=f, budget=budget, generator=generator, progress=progress
         )
         estimate, record = answer.expect(f), answer.record
     assert record is not None
     estimate = estimate._replace(khat=record.khat.to(estimate.khat))
-    return Answer(*estimate, answer.verdict, record.rung, record.cost, record.reason)
+    return Answer(*estimate, answer.verdict, record.stage, record.cost, record.reason)
 
 
-def _loss_function(
-    loss: Callable[[Latent], Tensor] | Tensor, state: Callable[[Latent], Tensor] | None
-) -> Callable[[Latent], Tensor]:
+def _loss_function(loss: Query | Tensor, state: Query | None) -> Query:
     if not isinstance(loss, Tensor):
         return loss
     if state is None:
@@ -330,19 +385,19 @@ def _loss_function(
     return expected
 
 
-def _at_least(estimate: Estimate, loss: Tensor, unseen: Tensor) -> Estimate:
-    r"""An expected loss whose error is no less than that of its costliest state.
+def _with_state_error(estimate: Estimate, loss: Tensor, state_error: Tensor) -> Estimate:
+    r"""An expected loss whose error is at least that caused by its costliest state.
 
-    Where the probability of state s is off by :math:`e_s`, that of action a is by :math:`e_s |L_{as} - \bar L_a|`.
+    An error :math:`e_s` of the probability of state s changes the loss of action a by :math:`e_s |L_{as} - \bar L_a|`.
 
-    Shapes: ``loss (*batch, actions, states), unseen (*batch, states)``.
+    Shapes: ``loss (*batch, actions, states), state_error (*batch, states)``.
     """
-    shift = (loss - estimate.value.unsqueeze(-1)).abs() * unseen.unsqueeze(-2)
+    shift = (loss - estimate.value.unsqueeze(-1)).abs() * state_error.unsqueeze(-2)
     return estimate._replace(mcse=estimate.mcse.maximum(shift.amax(-1)))
 
 
-def _regret(loss: Callable[[Latent], Tensor], action: Tensor) -> Callable[[Latent], Tensor]:
-    """How much more each action costs than the chosen one, particle by particle: differences have less noise."""
+def _regret(loss: Query, action: Tensor) -> Query:
+    """How much more each action costs than the chosen one at each particle; differences have less noise."""
 
     def regret(z: Latent) -> Tensor:
         values = loss(z)
@@ -350,7 +405,3 @@ def _regret(loss: Callable[[Latent], Tensor], action: Tensor) -> Callable[[Laten
         return values - values.gather(-1, index)
 
     return regret
-
-
-def _one_hot(action: Tensor, like: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(action, like.shape[-1]).bool()

@@ -1,4 +1,4 @@
-"""The paper's procedure: (1) fit models and keep the best, (2) fit proposals for it, (3) combine them."""
+"""The three-step procedure: (1) fit models and select the best, (2) fit proposals for it, (3) combine them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from vaerdict import diagnostics
-from vaerdict.core import (
-    Latent,
-    Model,
-    Progress,
-    Proposal,
-    SettingError,
-    evaluating,
-    log_mean_exp,
-    silent,
-)
+from vaerdict.core import Model, Progress, Proposal, SettingError, evaluating, log_mean_exp, silent
+from vaerdict.inference.assess import Query, importance_weights
 from vaerdict.inference.posterior import Posterior, posterior
-from vaerdict.inference.weights import weigh
 from vaerdict.noise import Randomness, global_state_from, seeded
 from vaerdict.proposals import Family, Mixture, Normal, defensive
 from vaerdict.refinement import refine
@@ -36,12 +27,12 @@ log = logging.getLogger(__name__)
 _FORMAT = "vaerdict three steps 1"
 
 
-class Score(NamedTuple):
-    """A model's place in the selection: its held-out evidence by its own encoder and by the best proposal at hand.
+class ModelScore(NamedTuple):
+    """One row of the selection table: the held-out evidence of a model.
 
-    ``iwelbo`` is by the model's own encoder, ``iwelbo_best`` by the better of that and a refined proposal; their
-    ``gap`` is what a badly generalising encoder hides of a good model. ``behind`` is the distance to the winner, with
-    the standard error of that paired difference. ``khat`` is the own encoder's median.
+    ``iwelbo`` is by the model's own encoder, ``iwelbo_best`` by the better of that and a refined proposal
+    (``best_by``). Their difference ``gap`` is the evidence hidden by an encoder that generalises badly. ``behind`` is
+    the difference from the selected model, with its paired standard error. ``khat`` is the encoder's median.
     """
 
     model: str
@@ -58,21 +49,66 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
+    """A fit with its held-out evidence per observation, by its encoder and by the better proposal."""
+
     fit: Fit
-    own: Tensor
+    by_encoder: Tensor
     best: Tensor
     best_by: str
     khat: float
 
 
 class ThreeStep:
-    """Fit, select, combine; then ask.
+    """Fit models and select one, fit proposals for it, and answer by combining them.
 
-    `model` is a module, each member starting from a copy of it, or a function that makes a fresh one. Step one trains
-    it by `objectives` with encoders of the family `encoder` (diagonal Gaussians by default), step two fits `proposals`
-    of every one of `families` for the model kept. After `fit`:
-    `selection` is the table of step one, `model` the winner, `proposals` what step two fitted for it, `posterior(x, n)`
-    the answer of step three. `save(path)` writes it to a file, `ThreeStep.load(path, model, ...)` reads that.
+    Parameters
+    ----------
+    model
+        A module with ``log_joint`` and ``prior``, of which every member is trained from a copy, or a function that
+        returns a new one.
+    objectives
+        Recipes by which step one trains the model.
+    families
+        Families of the proposals of step two.
+    proposals
+        Recipes by which step two trains a proposal of every family.
+    encoder
+        Family of the encoders of step one, by default diagonal Gaussians.
+    seeds
+        Number of seeds per objective, or the seeds.
+    settings
+        Settings of both trainings.
+    hidden
+        Sizes of the hidden layers of all encoders.
+    prior_share
+        Share of the prior in the mixture of step three.
+    device
+        Where to train and answer.
+
+    Attributes
+    ----------
+    selection : list of ModelScore
+        The table of step one, best first.
+    model : Model
+        The selected model.
+    winner : Fit
+        The selected model with its encoder and training history.
+    fits : list of Fit
+        All fits of step one.
+    proposals : dict of str to Proposal
+        The proposals of step two, the one with the largest held-out ESS first.
+
+    Examples
+    --------
+    >>> import torch, vaerdict as vd
+    >>> truth = vd.models.PPCA(torch.eye(3, 1), noise_scale=1.0)
+    >>> x, _ = truth.simulate(60, generator=vd.seeded(0))
+    >>> quick = vd.Settings(n_particles=4, epochs=2, batch_size=20)
+    >>> model = vd.models.PPCA(torch.eye(3, 1), noise_scale=2.0)
+    >>> steps = vd.ThreeStep(model, objectives=[vd.IWAE], proposals=[vd.WW], settings=quick)
+    >>> answer = steps.fit(x[:40], x[40:]).posterior(x[:5], n=200)
+    >>> list(steps.proposals), answer.names, answer.z.shape
+    (['WW-full'], ('WW-full', 'PRIOR'), torch.Size([200, 5, 1]))
     """
 
     def __init__(
@@ -100,7 +136,7 @@ class ThreeStep:
         self.encoder = encoder or Normal()
         self.settings = settings or Settings()
         self.hidden, self.prior_share, self.device = tuple(hidden), prior_share, device
-        self.selection: list[Score] = []
+        self.selection: list[ModelScore] = []
         self.fits: list[Fit] = []
         self.proposals: dict[str, Proposal] = {}
         self._winner: Fit | None = None
@@ -108,12 +144,12 @@ class ThreeStep:
 
     @property
     def model(self) -> Model:
-        """The model kept by step one."""
+        """The model selected by step one."""
         return as_model(self.winner.model)
 
     @property
     def winner(self) -> Fit:
-        """The fit kept by step one, with the encoder it was trained with."""
+        """The fit selected by step one, with the encoder it was trained with."""
         if self._winner is None:
             raise SettingError("nothing has been fitted yet; call fit(x_train, x_valid) first.")
         return self._winner
@@ -121,7 +157,25 @@ class ThreeStep:
     def fit(
         self, x_train: Tensor, x_valid: Tensor, *, checkpoint: Path | None = None, progress: Progress = silent
     ) -> ThreeStep:
-        """Steps one and two. `x_valid` decides when training ends and which model is kept: keep a test set apart."""
+        """Steps one and two: train and select a model, train proposals for it.
+
+        Parameters
+        ----------
+        x_train
+            Observations to train on, ``(n, p)``.
+        x_valid
+            Held-out observations, ``(m, p)``, which decide when training ends and which model is selected. Evaluate the
+            result on a third set.
+        checkpoint
+            Folder for resumable checkpoints of both steps.
+        progress
+            Called during training.
+
+        Returns
+        -------
+        ThreeStep
+            This object.
+        """
         folder = None if checkpoint is None else checkpoint / "models"
         self._like = x_train.new_zeros(2, *x_train.shape[1:], device="cpu")
         members = [
@@ -132,12 +186,12 @@ class ThreeStep:
         )
         self._winner, self.selection = select(self.fits, x_valid.to(self.device))
         best = self.selection[0]
-        log.info("kept %s (seed %d), held-out evidence %.3f", best.model, best.seed, best.iwelbo_best)
+        log.info("selected %s (seed %d), held-out evidence %.3f", best.model, best.seed, best.iwelbo_best)
         self.proposals = self._fit_proposals(x_train, x_valid, checkpoint, progress)
         return self
 
     def mixture(self) -> Mixture:
-        """Step three's proposal: what step two fitted, in equal shares, with a defensive share of the prior."""
+        """The proposal of step three: those of step two in equal shares, with a defensive share of the prior."""
         return defensive(self.proposals, self.model.prior, self.prior_share)
 
     def posterior(
@@ -146,12 +200,15 @@ class ThreeStep:
         n: int = 1000,
         *,
         tolerance: float | None = None,
-        query: Callable[[Latent], Tensor] | None = None,
+        query: Query | None = None,
         budget: int | None = None,
         generator: Randomness | None = None,
         progress: Progress = silent,
     ) -> Posterior:
-        """Weighted particles at x from the mixture of step three, n for each observation; see `vaerdict.posterior`."""
+        """Weighted particles at x from the mixture of step three, n per observation; see `vaerdict.posterior`.
+
+        With `tolerance` each observation is escalated, starting from the first of `proposals`.
+        """
         mixture = self.mixture()
         return posterior(
             self.model,
@@ -166,11 +223,11 @@ class ThreeStep:
             progress=progress,
         )
 
-    # ----------------------------------------------------------------------------------------------- keeping
+    # ------------------------------------------------------------------------------------------------- files
     def save(self, path: str | Path) -> Path:
-        """Write what `fit` found to ``path.safetensors``: weights, and the rest as JSON in its header.
+        """Write the result of `fit` to ``path.safetensors``: weights as tensors, the rest as JSON in the header.
 
-        Kept are the winner with its encoder, the selection and the proposals; the fits that lost are not.
+        The file holds the selected model with its encoder, the selection table and the proposals, not the other fits.
         """
         modules = self._modules()
         notes = {
@@ -182,53 +239,55 @@ class ThreeStep:
             | {name: getattr(self.winner, name) for name in ("history", "converged", "epochs", "seconds")},
             "proposals": list(self.proposals),
         }
-        save_checkpoint(Path(path), {name: t for part, m in modules.items() for name, t in _tensors(part, m)}, notes)
+        save_checkpoint(
+            Path(path), {name: t for prefix, m in modules.items() for name, t in _tensors(prefix, m)}, notes
+        )
         return file_of(Path(path))
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module | Callable[[], nn.Module], **how: Any) -> ThreeStep:
-        """What `save` wrote, ready to answer; reads numbers and strings, runs no code from the file.
+    def load(cls, path: str | Path, model: nn.Module | Callable[[], nn.Module], **settings: Any) -> ThreeStep:
+        """Read the file of `save`. It holds numbers and strings only; no code from it is run.
 
-        Give the same `model`, and of the settings of `ThreeStep` those that were not left at their defaults: seeds,
-        hidden and prior_share are in the file. Of `fits` only the winner is there.
+        Pass the same `model` and those parameters of `ThreeStep` that differed from their defaults, except `seeds`,
+        `hidden` and `prior_share`, which are in the file. `fits` then holds the selected fit only.
         """
         tensors, notes = read_checkpoint(Path(path))
         if notes.get("format") != _FORMAT:
             raise SettingError(f"{path} holds {notes.get('format')!r}, not {_FORMAT!r}; was it written by `save`?")
-        steps = cls(model, **(notes["settings"] | how))
+        steps = cls(model, **(notes["settings"] | settings))
         steps._like = torch.zeros(notes["x"]["shape"], dtype=getattr(torch, notes["x"]["dtype"].split(".")[-1]))
-        steps.selection = [Score(*row) for row in notes["selection"]]
-        steps._winner = steps._as_saved(notes["winner"])
+        steps.selection = [ModelScore(*row) for row in notes["selection"]]
+        steps._winner = steps._unfitted_winner(notes["winner"])
         steps.fits = [steps.winner]
-        steps.proposals = steps._unfitted(notes["proposals"])
-        for part, module in steps._modules().items():
-            _fill(module, {n.removeprefix(f"{part}."): t for n, t in tensors.items() if n.startswith(f"{part}.")}, part)
+        steps.proposals = steps._unfitted_proposals(notes["proposals"])
+        for name, module in steps._modules().items():
+            _fill(module, {n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")}, name)
             module.eval().to(steps.device)
         return steps
 
     def _modules(self) -> dict[str, nn.Module]:
-        # names of recipes are the user's: proposals go by number, for not every text is a name of a tensor
+        # proposals go by number, because the user's names of recipes may not be valid names of tensors
         numbered = {f"proposal {i}": cast(nn.Module, q) for i, q in enumerate(self.proposals.values())}
         return {"model": self.winner.model, "encoder": self.winner.proposal, **numbered}
 
-    def _as_saved(self, notes: dict[str, Any]) -> Fit:
-        """The winner with its weights yet to be filled in."""
+    def _unfitted_winner(self, notes: dict[str, Any]) -> Fit:
+        """The selected fit, with weights yet to be read."""
         recipe = next((r for r in self.objectives if r.name == notes["name"]), None)
         if recipe is None:
             names = ", ".join(r.name for r in self.objectives)
-            raise SettingError(f"the file keeps a model fitted by {notes['name']}; objectives={names} must name it.")
+            raise SettingError(f"the file holds a model fitted by {notes['name']}; objectives={names} must include it.")
         member = self._member(recipe, notes["seed"], self._like, self.encoder)
         history = [(int(epoch), float(score)) for epoch, score in notes["history"]]
         model, proposal = copy.deepcopy((member.model, member.proposal))
         return Fit(member, model, proposal, history, notes["converged"], notes["epochs"], notes["seconds"])
 
-    def _unfitted(self, names: list[str]) -> dict[str, Proposal]:
-        """Fresh proposals of these names."""
+    def _unfitted_proposals(self, names: list[str]) -> dict[str, Proposal]:
+        """New proposals of these names, with weights yet to be read."""
         named = self._named()
         if set(named) != set(names):
             raise SettingError(
-                f"the file keeps proposals {', '.join(sorted(names))}, families and proposals given here make "
-                f"{', '.join(sorted(named))}; give `load` those of the fit."
+                f"the file holds proposals {', '.join(sorted(names))}, but families= and proposals= make "
+                f"{', '.join(sorted(named))}; pass `load` those of the fit."
             )
         seed = self.winner.seed
         return {name: self._member(named[name][0], seed, self._like, named[name][1]).proposal for name in names}
@@ -256,49 +315,46 @@ class ThreeStep:
         return _best_first(self.model, fitted, x_valid.to(self.device))
 
     def _named(self) -> dict[str, tuple[Recipe, Family]]:
-        """What step two fits, by the names of its proposals."""
+        """Recipe and family of each proposal of step two, by its name."""
         return {f"{r.name}{f.suffix}": (r, f) for f in self.families for r in self.recipes}
 
     def _member(self, recipe: Recipe, seed: int, x: Tensor, family: Family) -> Member:
         generator = seeded(seed)
-        model = self._fresh_model(generator)
+        model = self._new_model(generator)
         event = tuple(as_model(model).prior.event_shape)
         if len(event) != 1:
-            raise SettingError(
-                f"the model's prior has event shape {event}; encoders are made for one vector of latents, (d,)."
-            )
+            raise SettingError(f"the model's prior has event shape {event}; encoders need one vector of latents, (d,).")
         return Member(model, family.make(x, event[0], hidden=self.hidden, generator=generator), recipe, seed)
 
-    def _fresh_model(self, generator: torch.Generator) -> nn.Module:
+    def _new_model(self, generator: torch.Generator) -> nn.Module:
         if isinstance(self.template, nn.Module):
             return copy.deepcopy(self.template)
         with global_state_from(generator):
             return self.template()
 
 
-def _tensors(part: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors(prefix: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in module.state_dict().items():
-        yield f"{part}.{name}", tensor.detach().clone()  # parameters may be views of one matrix
+        yield f"{prefix}.{name}", tensor.detach().clone()  # parameters may be views of one matrix
 
 
-def _fill(module: nn.Module, state: dict[str, Tensor], part: str) -> None:
-    """Load a state into a module that must have exactly these tensors."""
-    own = module.state_dict()
-    shapes = [{name: (tuple(t.shape), t.dtype) for name, t in tensors.items()} for tensors in (state, own)]
-    other = sorted(name for name in state.keys() | own.keys() if shapes[0].get(name) != shapes[1].get(name))
-    if other:
+def _fill(module: nn.Module, state: dict[str, Tensor], name: str) -> None:
+    """Load a state into a module, which must have exactly these tensors."""
+    saved, new = ({key: (tuple(t.shape), t.dtype) for key, t in s.items()} for s in (state, module.state_dict()))
+    different = sorted(key for key in saved.keys() | new.keys() if saved.get(key) != new.get(key))
+    if different:
         raise SettingError(
-            f"the {part} in the file differs from that made here in {', '.join(other[:5])}: "
-            f"{shapes[0].get(other[0], 'none')} against {shapes[1].get(other[0], 'none')}; give `load` the model, "
+            f"the {name} in the file differs from the one made by `load` in {', '.join(different[:5])}: "
+            f"{saved.get(different[0], 'none')} against {new.get(different[0], 'none')}; pass `load` the model, "
             "families and hidden sizes of the fit."
         )
     module.load_state_dict(state)
 
 
-def select(fits: Iterable[Fit], x_valid: Tensor, *, n: int = 1000) -> tuple[Fit, list[Score]]:
-    """The fit with the best held-out evidence, and the table it was chosen from, best first.
+def select(fits: Iterable[Fit], x_valid: Tensor, *, n: int = 1000) -> tuple[Fit, list[ModelScore]]:
+    """The fit with the largest held-out evidence, and the table it was selected from, best first.
 
-    Every model is scored by its own encoder and by a proposal refined for each observation; the better counts.
+    Every model is scored by its own encoder and by a proposal refined per observation; the better one counts.
     """
     scored = sorted((_score(fit, x_valid, n) for fit in fits), key=lambda s: -float(s.best.mean()))
     winner = scored[0]
@@ -308,38 +364,38 @@ def select(fits: Iterable[Fit], x_valid: Tensor, *, n: int = 1000) -> tuple[Fit,
 def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
     model = as_model(fit.model)
     generator = seeded(fit.seed, x.device)
-    own = weigh(model, x, fit.proposal, n, generator=generator)[1].double()
+    by_encoder = importance_weights(model, x, fit.proposal, n, generator=generator)[1].double()
     with evaluating(model, fit.proposal):
         local = refine(model, x, fit.proposal, generator=generator).distribution
-    refined = defensive({"own": fit.proposal, "refined": local}, model.prior)
-    candidates = {"own encoder": own, "refined": weigh(model, x, refined, n, generator=generator)[1].double()}
-    evidence = {name: log_mean_exp(log_w) for name, log_w in candidates.items()}
+    mixture = defensive({"encoder": fit.proposal, "refined": local}, model.prior)
+    by_refined = importance_weights(model, x, mixture, n, generator=generator)[1].double()
+    evidence = {"own encoder": log_mean_exp(by_encoder), "refined": log_mean_exp(by_refined)}
     best_by = max(evidence, key=lambda name: float(evidence[name].mean()))
-    khat = diagnostics.khat(own)
+    khat = diagnostics.khat(by_encoder)
     return _Scored(fit, evidence["own encoder"], evidence[best_by], best_by, float(khat.nanmedian()))
 
 
 def _best_first(model: Model, proposals: Mapping[str, Proposal], x: Tensor, *, n: int = 1000) -> dict[str, Proposal]:
-    """Proposals ordered by their effective sample size on held-out data: escalation asks the first one first."""
-    size = {
-        name: float(diagnostics.ess(weigh(model, x, q, n, generator=seeded(0, x.device))[1].double()).mean())
-        for name, q in proposals.items()
-    }
-    return {name: proposals[name] for name in sorted(size, key=lambda name: -size[name])}
+    """Proposals in falling order of held-out ESS, because escalation uses the first one first."""
+    ess = {}
+    for name, q in proposals.items():
+        log_w = importance_weights(model, x, q, n, generator=seeded(0, x.device))[1].double()
+        ess[name] = float(diagnostics.ess(log_w).mean())
+    return {name: proposals[name] for name in sorted(ess, key=lambda name: -ess[name])}
 
 
-def _row(scored: _Scored, winner: _Scored) -> Score:
+def _row(scored: _Scored, winner: _Scored) -> ModelScore:
     behind = winner.best - scored.best
-    n = len(behind) ** 0.5
-    return Score(
-        scored.fit.name,
-        scored.fit.seed,
-        float(scored.own.mean()),
-        float(scored.own.std()) / n,
-        float(scored.best.mean()),
-        scored.best_by,
-        float(scored.best.mean() - scored.own.mean()),
-        float(behind.mean()),
-        float(behind.std()) / n,
-        scored.khat,
+    root_n = len(behind) ** 0.5
+    return ModelScore(
+        model=scored.fit.name,
+        seed=scored.fit.seed,
+        iwelbo=float(scored.by_encoder.mean()),
+        iwelbo_se=float(scored.by_encoder.std()) / root_n,
+        iwelbo_best=float(scored.best.mean()),
+        best_by=scored.best_by,
+        gap=float(scored.best.mean() - scored.by_encoder.mean()),
+        behind=float(behind.mean()),
+        behind_se=float(behind.std()) / root_n,
+        khat=scored.khat,
     )

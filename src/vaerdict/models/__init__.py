@@ -1,12 +1,12 @@
-"""Models whose posteriors we decide with."""
+"""Models: probabilistic PCA, gene counts, and the semi-supervised M1+M2; `adapters` wraps models of scvi-tools."""
 
 from vaerdict.models.counts import CountModel
 from vaerdict.models.m1m2 import (
     M1M2,
-    Bernoulli,
+    BernoulliLikelihood,
     ClassPrior,
     ClassProposal,
-    Gaussian,
+    GaussianLikelihood,
     PerClass,
     Recognition,
     per_class,
@@ -17,11 +17,11 @@ from vaerdict.models.ppca import PPCA, LambdaPPCA
 __all__ = [
     "M1M2",
     "PPCA",
-    "Bernoulli",
+    "BernoulliLikelihood",
     "ClassPrior",
     "ClassProposal",
     "CountModel",
-    "Gaussian",
+    "GaussianLikelihood",
     "LambdaPPCA",
     "PerClass",
     "Recognition",

@@ -1,10 +1,10 @@
-r"""Counts of genes in cells: a latent cell state, an observed library size, and a likelihood of counts.
+r"""A model of gene counts in cells: a latent cell state, an observed library size, and a likelihood of counts.
 
 .. math:: z \sim N(0, I), \qquad x_g \mid z \sim \mathrm{NB}\bigl(\ell\,\rho_g(z), r_g\bigr), \qquad
           \rho(z) = \mathrm{softmax}\,f(z), \qquad \ell = \textstyle\sum_g x_g,
 
-the model of scVI (Lopez et al., 2018) with the library size observed, as the paper has it, and no batch norm. Here the
-library enters by its logarithm; the released code passed it raw where a logarithm was expected.
+the model of scVI (Lopez et al., 2018) with the library size observed, as in the paper, and without batch norm. The
+library enters by its logarithm; the paper's released code passed the raw size where its logarithm was expected.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vaerdict.networks import MLP, Activation, Linear
 
 _LEAST_DISPERSION, _GREATEST_DISPERSION = 0.1, 100.0
 _LEAST_DROPPED = 1e-2
-_AT_A_TIME = 1024  # cells that moments take in double precision together
-_ROUNDS = 200  # of the fixed point that moments of positive counts solve; rare genes converge slowly
-_PSEUDOCOUNT = 0.5  # in a gene's total, so that one never seen has a finite logit
+_CHUNK = 1024  # cells converted to double precision at a time
+_ITERATIONS = 200  # of the fixed point for the moments of positive counts; rare genes converge slowly
+_PSEUDOCOUNT = 0.5  # added to a gene's total, so that a gene without counts has a finite logit
 
 
 class PreparedCounts(NamedTuple):
-    """What `CountModel.log_joint` needs of x, computed once for all particles.
+    """The terms of `CountModel.log_joint` that depend on x alone, computed once for all particles.
 
-    `log_library` carries the learned factor, `zero_logit` is missing where the decoder gives it, and `fixed` is the
-    part of the log-likelihood that does not move with z.
+    `log_library` includes the learned factor, `zero_logit` is None if the decoder computes it, and `fixed` is the part
+    of the log-likelihood that does not depend on z.
 
     Shapes: ``counts (*batch, genes)``, ``log_library (*batch, 1)``, ``batch (*batch, n_batches)``, ``fixed (*batch)``.
     """
@@ -45,19 +45,42 @@ class PreparedCounts(NamedTuple):
 
 
 class CountModel(nn.Module):
-    r"""A decoder to proportions of genes, and a likelihood about library times proportion; can be stacked.
+    r"""A decoder to the proportions of genes and a likelihood with mean library times proportion; can be stacked.
 
-    x is counts ``(*batch, genes)``, with `n_batches` more columns behind them, one-hot, where cells come from several
-    batches. The dispersion is of the gene. A zero-inflated likelihood has log odds of the gene, or of the cell and
-    gene from the decoder (``ZeroInflated(per_cell=True)``), and a learned factor on the library: what is dropped is
-    missing from :math:`\ell` but not from the mean of what is kept. `CountModel.start` makes one for given counts.
+    Observations are counts ``(*batch, genes)``, followed by `n_batches` one-hot columns if cells come from several
+    batches; latents are ``(K, *batch, d)``. The dispersion is per gene. A zero-inflated likelihood has log odds per
+    gene, or per cell and gene from the decoder (``ZeroInflated(per_cell=True)``), and a learned factor on the library,
+    because counts that were dropped are missing from :math:`\ell` but not from the means of the others.
 
-    Shapes: latents ``(K, *batch, d)``.
+    Parameters
+    ----------
+    decoder
+        Maps latents, and batches behind them, to one logit per gene; with ``per_cell`` also to log odds of dropping.
+    d
+        The number of latents.
+    n_genes
+        The number of genes.
+    likelihood
+        The likelihood of counts, by default `NegativeBinomial`.
+    n_batches
+        The number of batches; 0 if cells come from one.
+
+    Examples
+    --------
+    `CountModel.start` makes a model for given counts:
+
+    >>> import torch, vaerdict as vd
+    >>> x = torch.poisson(torch.full((20, 5), 3.0), generator=vd.seeded(0)) + 1
+    >>> model = CountModel.start(x, 2, generator=vd.seeded(1), hidden=(8,))
+    >>> model.log_joint(x, torch.zeros(3, 20, 2)).shape
+    torch.Size([3, 20])
+    >>> model.expression(torch.zeros(3, 20, 2)).shape
+    torch.Size([3, 20, 5])
     """
 
     stackable = True
     rates: ClassVar[Mapping[str, float]] = {"log_dispersion": 10.0, "zero_logit": 10.0, "library_shift": 10.0}
-    """Learning rates relative to the decoder's: at its own they would hardly leave their start."""
+    """Learning rates relative to the decoder's; at the decoder's rate these parameters would hardly move."""
 
     def __init__(
         self, decoder: MLP, d: int, n_genes: int, *, likelihood: CountLikelihood | None = None, n_batches: int = 0
@@ -83,10 +106,25 @@ class CountModel(nn.Module):
         activation: Activation = F.silu,
         n_batches: int = 0,
     ) -> CountModel:
-        """A fresh model for counts like x, with gene-wise parameters and the decoder's bias at their moments.
+        """A model for counts like x, with gene-wise parameters and the decoder's bias at moment estimates.
 
-        The activation is smooth because the posterior is then: proposals refined to its curvature had an effective
-        sample size of 57 to 77 % of the draws where ReLU's kinks left 18 to 39 %, at the same evidence.
+        Parameters
+        ----------
+        x
+            Counts, with the one-hot batches behind them. Shape: ``(cells, genes + n_batches)``.
+        d
+            The number of latents.
+        generator
+            Draws the decoder's initial weights.
+        likelihood
+            The likelihood of counts, by default `NegativeBinomial`.
+        hidden
+            Widths of the decoder's hidden layers.
+        activation
+            The decoder's activation. The default is smooth, and the posterior with it: refined proposals had effective
+            sample sizes of 57 to 77 % of the draws, and 18 to 39 % with ReLU, at the same evidence.
+        n_batches
+            The number of batches; 0 if cells come from one.
         """
         x = floating(x)
         likelihood = likelihood or NegativeBinomial()
@@ -103,7 +141,7 @@ class CountModel(nn.Module):
         return StandardNormal(self.d)
 
     def prepare(self, x: Tensor) -> PreparedCounts:
-        """Everything about x that does not move with z. Shapes: ``x (*batch, genes + n_batches)``."""
+        """The terms that do not depend on z. Shapes: ``x (*batch, genes + n_batches)``."""
         if x.shape[-1] != self.n_genes + self.n_batches:
             raise ShapeError(
                 f"x has {x.shape[-1]} columns, the model {self.n_genes} genes and {self.n_batches} batches; "
@@ -111,10 +149,10 @@ class CountModel(nn.Module):
             )
         counts, batch = floating(x).tensor_split([self.n_genes], -1)
         library = counts.sum(-1, keepdim=True)
-        # while a CUDA graph is recorded nothing can be asked; the batch it is recorded with was looked at before
+        # a CUDA graph cannot check values while it is recorded; its example batch was checked in the warm-up
         recording = library.is_cuda and torch.cuda.is_current_stream_capturing()
         if not recording and not bool((library > 0).all()):
-            raise DataError(f"{int((library <= 0).sum())} cells have no counts at all; remove them first.")
+            raise DataError(f"{int((library <= 0).sum())} cells have no counts; remove them first.")
         log_library = library.log()
         if self.library_shift is not None:
             log_library = log_library + per_member(self.library_shift, 1)
@@ -124,22 +162,22 @@ class CountModel(nn.Module):
 
     def log_joint(self, x: Tensor | PreparedCounts, z: Tensor) -> Tensor:
         """Log p(x, z), given the library size. Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
-        given = self.prepare(x) if isinstance(x, Tensor) else x
-        return given.fixed + self.likelihood.moving(given.counts, self.conditional(given, z)) + self.prior.log_prob(z)
+        cells = self.prepare(x) if isinstance(x, Tensor) else x
+        return cells.fixed + self.likelihood.moving(cells.counts, self.conditional(cells, z)) + self.prior.log_prob(z)
 
     def conditional(self, x: Tensor | PreparedCounts, z: Tensor) -> CountParameters:
-        """The parameters of every count given z, at the library sizes of x."""
-        given = self.prepare(x) if isinstance(x, Tensor) else x
-        log_expression, zero_logit = self._decode(z, given.batch)
-        zero_logit = given.zero_logit if zero_logit is None else zero_logit
-        return CountParameters(log_expression + given.log_library, self._log_dispersion(), zero_logit)
+        """The parameters of the counts given z, at the library sizes of x."""
+        cells = self.prepare(x) if isinstance(x, Tensor) else x
+        log_expression, zero_logit = self._decode(z, cells.batch)
+        zero_logit = cells.zero_logit if zero_logit is None else zero_logit
+        return CountParameters(log_expression + cells.log_library, self._log_dispersion(), zero_logit)
 
     def sample(self, x: Tensor, z: Tensor, *, generator: torch.Generator) -> Tensor:
-        """Counts like those of x given z, for predictive checks. Shapes: ``-> (K, *batch, genes)``."""
+        """Draw counts given z at the library sizes of x, for predictive checks. Shapes: ``-> (K, *batch, genes)``."""
         return self.likelihood.sample(self.conditional(x, z), generator=generator)
 
     def expression(self, z: Tensor, batch: Tensor | None = None) -> Tensor:
-        r"""Normalised expression :math:`\rho(z)`, the proportions of genes; averaged over batches if none is given.
+        r"""Normalised expression :math:`\rho(z)`, the proportions of genes; averaged over batches without `batch`.
 
         Shapes: ``(K, *batch, d), (*batch, n_batches) -> (K, *batch, genes)``.
         """
@@ -149,17 +187,17 @@ class CountModel(nn.Module):
         """Natural logarithm of `expression`."""
         if batch is not None or self.n_batches == 0:
             return self._decode(z, batch)[0]
-        each = torch.eye(self.n_batches, dtype=z.dtype, device=z.device)
-        return log_mean_exp(torch.stack([self._decode(z, one)[0] for one in each]))
+        batches = torch.eye(self.n_batches, dtype=z.dtype, device=z.device)
+        return log_mean_exp(torch.stack([self._decode(z, one)[0] for one in batches]))
 
     def _decode(self, z: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Log proportions and, where the decoder gives them, log odds of being dropped."""
+        """Log proportions and, if the decoder computes them, log odds of being dropped."""
         if z.shape[-1] != self.d:
             raise ShapeError(
                 f"z has {z.shape[-1]} latents, the model {self.d}; make both with the same latent dimension."
             )
-        seen = z if batch is None or self.n_batches == 0 else torch.cat([z, batch.expand(*z.shape[:-1], -1)], -1)
-        out = self.decoder(seen)
+        inputs = z if batch is None or self.n_batches == 0 else torch.cat([z, batch.expand(*z.shape[:-1], -1)], -1)
+        out = self.decoder(inputs)
         if not self.likelihood.per_cell:
             return out.log_softmax(-1), None
         logits, zero_logit = out.tensor_split(2, -1)
@@ -169,31 +207,31 @@ class CountModel(nn.Module):
         return None if self.log_dispersion is None else per_member(self.log_dispersion, 1)
 
     @torch.no_grad()
-    def _start_at(self, found: Moments) -> None:
+    def _start_at(self, estimates: Moments) -> None:
         last = self.decoder.layers[-1]
         assert isinstance(last, Linear)
-        last.bias[: self.n_genes] = found.log_share
+        last.bias[: self.n_genes] = estimates.log_proportion
         if self.likelihood.per_cell:
-            last.bias[self.n_genes :] = found.zero_logit
+            last.bias[self.n_genes :] = estimates.zero_logit
         for name in ("log_dispersion", "zero_logit", "library_shift"):
             parameter = getattr(self, name)
             if parameter is not None:
-                parameter.copy_(getattr(found, name))
+                parameter.copy_(getattr(estimates, name))
 
 
 def fixed_part(likelihood: CountLikelihood, counts: Tensor, at: CountParameters) -> Tensor:
-    """``likelihood.fixed`` in double precision: differences of large gamma functions would lose tenths of a nat.
+    """``likelihood.fixed`` in double precision, because differences of large gamma functions lose tenths of a nat.
 
-    Shapes: ``(*batch, genes) -> (*batch)``, of the dtype of `counts`.
+    Shapes: ``(*batch, genes) -> (*batch)``, with the dtype of `counts`.
     """
-    wide = CountParameters(at.log_mean, *(None if t is None else t.double() for t in at[1:]))
-    return likelihood.fixed(counts.double(), wide).to(counts.dtype)
+    double = CountParameters(at.log_mean, *(None if t is None else t.double() for t in at[1:]))
+    return likelihood.fixed(counts.double(), double).to(counts.dtype)
 
 
 class Moments(NamedTuple):
-    """Where gene-wise parameters start. Shapes: ``(genes,)``, ``library_shift (1,)``."""
+    """Initial values of gene-wise parameters. Shapes: ``(genes,)``, ``library_shift (1,)``."""
 
-    log_share: Tensor
+    log_proportion: Tensor
     log_dispersion: Tensor
     zero_logit: Tensor
     library_shift: Tensor
@@ -202,33 +240,33 @@ class Moments(NamedTuple):
 def moments(counts: Tensor, *, inflated: bool) -> Moments:
     r"""Moment estimates of the gene-wise parameters from counts scaled to one library size.
 
-    The dispersion solves :math:`\mathrm{var} = m + m^2/r`; what varies between cells because of their state counts
-    as dispersion, which training takes out again. With `inflated` the moments are of the positive counts alone, as
-    those of a negative binomial without its zeros, and zeros beyond what it explains are taken as dropped.
+    The dispersion solves :math:`\mathrm{var} = m + m^2/r`. Variation between cell states counts as dispersion, which
+    training corrects. With `inflated` the moments are those of the positive counts, matched to a negative binomial
+    without its zeros, and zeros in excess of that distribution are taken as dropped.
 
     Shapes: ``(cells, genes)``.
     """
     library = counts.sum(-1, keepdim=True, dtype=torch.float64).clamp_min(1)
     total, squares, positive = torch.zeros(3, counts.shape[-1], dtype=torch.float64, device=counts.device)
-    for part, size in zip(counts.split(_AT_A_TIME), library.split(_AT_A_TIME), strict=True):
+    for part, size in zip(counts.split(_CHUNK), library.split(_CHUNK), strict=True):
         scaled = part.double() / size * library.median()
         total, squares = total + scaled.sum(0), squares + scaled.square().sum(0)
         positive = positive + (part > 0).sum(0)
     n = positive.clamp_min(1) if inflated else len(counts)
     first, second = (total + _PSEUDOCOUNT) / n, (squares + _PSEUDOCOUNT) / n
     mean, r = _matched(first, second, torch.zeros_like(first))
-    for _ in range(_ROUNDS if inflated else 0):
+    for _ in range(_ITERATIONS if inflated else 0):
         mean, r = _matched(first, second, _zeros(mean, r))
     zeros = _zeros(mean, r)
     dropped = (1 - positive / len(counts) - zeros) / (1 - zeros)
     dropped = dropped.clamp(_LEAST_DROPPED, 1 - _LEAST_DROPPED)
-    share = mean / mean.sum()
-    kept = (share * (1 - dropped)).sum()
-    return Moments(share.log(), r.log(), dropped.logit(), -kept.log().reshape(1))
+    proportion = mean / mean.sum()
+    observed = (proportion * (1 - dropped)).sum()
+    return Moments(proportion.log(), r.log(), dropped.logit(), -observed.log().reshape(1))
 
 
 def _matched(first: Tensor, second: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and dispersion of a negative binomial with these moments when a share of it, all `zeros`, is left out."""
+    """Mean and dispersion of a negative binomial that has these moments without the proportion `zeros` of zeros."""
     mean = first * (1 - zeros)
     excess = second * (1 - zeros) - mean - mean.square()
     return mean, (mean.square() / excess.clamp_min(1e-8)).clamp(_LEAST_DISPERSION, _GREATEST_DISPERSION)

@@ -3,8 +3,8 @@ r"""The semi-supervised M1+M2 model (Kingma et al., 2014) and its recognition mo
 .. math:: p(x, z, c, u) = p(x \mid z)\,p(z \mid c, u)\,p(c)\,p(u), \qquad
           q(z, c, u \mid x) = q(z \mid x)\,q(c \mid z)\,q(u \mid z, c).
 
-The class c is observed for labelled data, a latent for the others. Classes may outnumber the labels seen: the
-additional, free ones are fed by unlabelled data alone.
+The class c is observed for labelled data and a latent otherwise. There may be more classes than labels: the additional
+classes are learned from unlabelled data alone.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.nn import functional as F
 
 from vaerdict.core import Draws, SettingError, ShapeError, check_count
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.networks import CNN, MLP, Activation, Joint, stackable, unchanged
+from vaerdict.networks import CNN, MLP, Activation, Joint, no_dropout, stackable
 from vaerdict.noise import Randomness, as_source
 
 _SCALE_FLOOR = 1e-4
 _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
 
 
-class Likelihood(Protocol):
-    """How pixels are distributed given what the decoder says of them."""
+class PixelLikelihood(Protocol):
+    """The distribution of pixels given the decoder's outputs."""
 
     def n_outputs(self, n_pixels: int) -> int:
-        """How many numbers the decoder gives for an image of `n_pixels`."""
+        """The number of the decoder's outputs for an image of `n_pixels`."""
         ...
 
     def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
@@ -40,11 +40,11 @@ class Likelihood(Protocol):
 
 
 @dataclass(frozen=True)
-class Bernoulli:
-    """Pixels in [0, 1]: for grey values the cross-entropy, as is usual."""
+class BernoulliLikelihood:
+    """Pixels in [0, 1]; for grey values the cross-entropy, as is usual."""
 
     def n_outputs(self, n_pixels: int) -> int:
-        """One log-odds a pixel."""
+        """One log-odds per pixel."""
         return n_pixels
 
     def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Bernoulli:
 
 
 class _BernoulliLogProb(torch.autograd.Function):
-    """Sum of x out - log(1 + exp(out)), with one pass instead of four through the largest tensor of training."""
+    """Sum of x out - log(1 + exp(out)), in one pass over the largest tensor of training instead of four."""
 
     @staticmethod
     def forward(ctx, out: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -67,13 +67,13 @@ class _BernoulliLogProb(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianLikelihood:
     """Real features with a mean and a scale each; `floor` keeps a scale from collapsing onto a training point."""
 
     floor: float = 0.1
 
     def n_outputs(self, n_pixels: int) -> int:
-        """A mean and a raw scale a feature."""
+        """A mean and a raw scale per feature."""
         return 2 * n_pixels
 
     def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
@@ -82,16 +82,38 @@ class Gaussian:
         return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + self.floor)).log_prob(x.expand_as(loc))
 
 
-def normal(out: Tensor, df: Tensor | None = None) -> Elliptical:
-    """The diagonal normal, or Student-t, whose locations and raw scales a network gave. Shapes: ``(..., 2 d)``."""
+def _elliptical(out: Tensor, df: Tensor | None = None) -> Elliptical:
+    """The diagonal normal, or Student-t, of a network's locations and raw scales. Shapes: ``(..., 2 d)``."""
     loc, raw = out.chunk(2, -1)
     return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + _SCALE_FLOOR), df)
 
 
 class M1M2(nn.Module):
-    """The generative model. Classes are equally probable before x is seen; it can be stacked.
+    """The generative model, with equal prior probabilities of all classes; can be stacked.
 
-    A class is given as a row over all classes: one-hot, or relaxed.
+    A class is a row over all classes, one-hot or relaxed.
+
+    Parameters
+    ----------
+    n_pixels
+        The number of features of x.
+    n_classes
+        The number of classes.
+    d_z, d_u
+        The number of latents z and u.
+    hidden
+        Widths of the hidden layers of both networks.
+    likelihood
+        The distribution of pixels, by default `BernoulliLikelihood`.
+    generator
+        Draws the initial weights.
+
+    Examples
+    --------
+    >>> import torch, vaerdict as vd
+    >>> model = M1M2(16, 3, d_z=2, d_u=2, hidden=(8,), generator=vd.seeded(0))
+    >>> model.log_likelihood(torch.zeros(5, 16), torch.zeros(4, 5, 2)).shape
+    torch.Size([4, 5])
     """
 
     stackable = True
@@ -104,13 +126,13 @@ class M1M2(nn.Module):
         d_z: int = 10,
         d_u: int = 10,
         hidden: Sequence[int] = (128,),
-        likelihood: Likelihood | None = None,
+        likelihood: PixelLikelihood | None = None,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.n_pixels, self.n_classes = check_count(n_pixels, name="n_pixels"), check_count(n_classes, name="n_classes")
         self.d_z, self.d_u = check_count(d_z, name="d_z"), check_count(d_u, name="d_u")
-        self.likelihood: Likelihood = likelihood or Bernoulli()
+        self.likelihood: PixelLikelihood = likelihood or BernoulliLikelihood()
         n_out = self.likelihood.n_outputs(n_pixels)
         self.decoder = MLP(d_z, n_out, hidden, generator=generator, activation=F.selu)
         self.between = Joint(n_classes, d_u, 2 * d_z, hidden, generator=generator)
@@ -121,16 +143,32 @@ class M1M2(nn.Module):
 
     def conditional(self, c: Tensor, u: Tensor) -> Elliptical:
         """P(z | c, u). Shapes: ``(..., classes), (..., d_u) -> distribution over (..., d_z)``."""
-        return normal(self.between(c, u))
+        return _elliptical(self.between(c, u))
 
     def log_prior(self, z: Tensor, c: Tensor, u: Tensor) -> Tensor:
-        """Log p(z | c, u) p(u) p(c), which shapes like the latents' broadcast without their last axis."""
+        """Log p(z | c, u) p(u) p(c). Shapes: that of the latents broadcast together, without the last axis."""
         log_p_z = self.conditional(c, u).log_prob(z)
         return log_p_z + StandardNormal(self.d_u).log_prob(u) - math.log(self.n_classes)
 
 
 class Recognition(nn.Module):
-    """The recognition model; ``encoder(x, drop)`` maps images to locations and raw scales of z (``2 d_z`` numbers)."""
+    """The recognition model; `recognition` makes one for a generative model.
+
+    Parameters
+    ----------
+    encoder
+        ``encoder(x, dropout)`` gives locations and raw scales of z. Shapes: ``(*batch, p) -> (*batch, 2 d_z)``.
+    n_classes
+        The number of classes.
+    d_z, d_u
+        The number of latents z and u.
+    hidden
+        Widths of the hidden layers of q(c | z) and q(u | z, c).
+    df
+        Degrees of freedom of q(z | x), a Student-t; None for a normal.
+    generator
+        Draws the initial weights.
+    """
 
     df: Tensor | None
 
@@ -153,9 +191,9 @@ class Recognition(nn.Module):
         self.auxiliary = Joint(n_classes, d_z, 2 * d_u, hidden, generator=generator)
         self.register_buffer("df", None if df is None else torch.tensor(float(df)))
 
-    def z_given(self, x: Tensor, drop: Activation = unchanged) -> Elliptical:
-        """Q(z | x); training drops some of the encoder. Shapes: ``(*batch, p) -> distribution over (*batch, d_z)``."""
-        return normal(self.encoder(x, drop), self.df)
+    def z_given(self, x: Tensor, dropout: Activation = no_dropout) -> Elliptical:
+        """Q(z | x), with dropout in training. Shapes: ``(*batch, p) -> distribution over (*batch, d_z)``."""
+        return _elliptical(self.encoder(x, dropout), self.df)
 
     def log_class(self, z: Tensor) -> Tensor:
         """Log q(c | z). Shapes: ``(..., d_z) -> (..., classes)``."""
@@ -163,7 +201,7 @@ class Recognition(nn.Module):
 
     def u_given(self, z: Tensor, c: Tensor) -> Elliptical:
         """Q(u | z, c). Shapes: ``(..., d_z), (..., classes) -> distribution over (..., d_u)``."""
-        return normal(self.auxiliary(c, z))
+        return _elliptical(self.auxiliary(c, z))
 
 
 def recognition(
@@ -174,7 +212,29 @@ def recognition(
     df: float | None = None,
     generator: torch.Generator,
 ) -> Recognition:
-    """A fresh recognition model: with an `image_shape` convolutions, without a perceptron of two hidden layers."""
+    """A recognition model for `model` with fresh weights.
+
+    Parameters
+    ----------
+    model
+        The generative model.
+    image_shape
+        Height and width of the images for a convolutional encoder; None for a perceptron with two hidden layers.
+    hidden
+        Widths of hidden layers.
+    df
+        Degrees of freedom of q(z | x), a Student-t; None for a normal.
+    generator
+        Draws the initial weights.
+
+    Examples
+    --------
+    >>> import torch, vaerdict as vd
+    >>> model = M1M2(16, 3, d_z=2, d_u=2, hidden=(8,), generator=vd.seeded(0))
+    >>> q = recognition(model, image_shape=(4, 4), hidden=(8,), generator=vd.seeded(1))
+    >>> q.log_class(q.z_given(torch.zeros(5, 16)).loc).shape
+    torch.Size([5, 3])
+    """
     n_out = 2 * model.d_z
     if image_shape is None:
         encoder: nn.Module = MLP(model.n_pixels, n_out, (*hidden, *hidden[-1:]), generator=generator, activation=F.selu)
@@ -187,12 +247,13 @@ def recognition(
     )
 
 
-# ------------------------------------------------------------------------------------------------ class by class
+# -------------------------------------------------------------------------------------------------- for each class
 class PerClass:
-    """The model given each class in turn: observations ``(classes, n, p)``, latents (z, u) side by side.
+    """The model conditioned on each class: observations ``(classes, n, p)``, latents (z, u) concatenated.
 
-    The class is the place along the first batch axis, as members are in a stack; `per_class` makes such observations
-    without copying pixels. The joint density counts p(c), so that its integral over the latents is p(x, c).
+    The class is the position along the first batch axis, as members are in a stack; `per_class` makes such
+    observations without copying pixels. The joint density includes p(c), so that its integral over the latents is
+    p(x, c).
     """
 
     def __init__(self, model: M1M2) -> None:
@@ -210,13 +271,13 @@ class PerClass:
 
 
 def per_class(x: Tensor, n_classes: int) -> Tensor:
-    """Every observation once for each class. Shapes: ``(n, p) -> (classes, n, p)``, a view."""
+    """Every observation once per class. Shapes: ``(n, p) -> (classes, n, p)``, a view."""
     return x.expand(n_classes, *x.shape)
 
 
 @dataclass(frozen=True)
 class ClassPrior:
-    """P(z | c, u) p(u) for the class at each place of the first batch axis: a prior and a proposal in one."""
+    """P(z | c, u) p(u) for the class at each position of the first batch axis; a prior and a proposal in one."""
 
     model: M1M2
 
@@ -231,7 +292,7 @@ class ClassPrior:
         return self.model.log_prior(z, _each_class(self.model, latent), u) + math.log(self.model.n_classes)
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
-        """Draw k latents for each class and observation. Shapes: ``x (classes, n, p)``."""
+        """Draw k latents per class and observation. Shapes: ``x (classes, n, p)``."""
         source = as_source(generator)
         u = source.normal(check_count(k), x.shape[:-1], self.model.d_u, like=x)
         q = self.model.conditional(_each_class(self.model, u), u)
@@ -252,15 +313,15 @@ class ClassPrior:
 
 
 class ClassProposal:
-    """Q(z | x) q(u | z, c) for every class in turn: the proposal of `PerClass` that a recognition model amounts to."""
+    """Q(z | x) q(u | z, c) for every class: a recognition model as a proposal of `PerClass`."""
 
     def __init__(self, q: Recognition) -> None:
         self.q = q
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
-        """Draw k latents for each class and observation, with one z for all classes.
+        """Draw k latents per class and observation, with one z for all classes.
 
-        What z does to the weights then cancels in the ratios of classes. Shapes: ``x (classes, n, p)``.
+        The effect of z on the weights then cancels in the ratios of classes. Shapes: ``x (classes, n, p)``.
         """
         source, q_z = as_source(generator), self.q.z_given(x[0])
         z = q_z.transform(q_z.noise(check_count(k), source)).unsqueeze(1).expand(k, *x.shape[:-1], self.q.d_z)
@@ -280,9 +341,9 @@ class ClassProposal:
         return torch.cat([z, self.q.u_given(z, _each_class(self.q, z)).loc], -1)
 
 
-def _each_class(owner: M1M2 | Recognition, latent: Tensor) -> Tensor:
-    """Each class at its place of the first batch axis. Shapes: ``-> (classes, 1, classes)``."""
-    n = owner.n_classes
+def _each_class(module: M1M2 | Recognition, latent: Tensor) -> Tensor:
+    """The one-hot class at each position of the first batch axis. Shapes: ``-> (classes, 1, classes)``."""
+    n = module.n_classes
     if latent.dim() < 3 or latent.shape[-3] != n:
         raise ShapeError(f"latents {tuple(latent.shape)} have no batch axis of {n} classes; use `per_class`.")
     return torch.eye(n, dtype=latent.dtype, device=latent.device).unsqueeze(1)

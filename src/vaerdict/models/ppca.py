@@ -1,6 +1,6 @@
-r"""Probabilistic PCA, where posterior, evidence and tail probabilities are known: the ground truth of the tests.
+r"""Probabilistic PCA, whose posterior, evidence and tail probabilities are known in closed form.
 
-Both parameterisations of the paper: `PPCA` with a fixed loading matrix and free diagonal noise (the appendix), and
+It has both parameterisations of the paper: `PPCA` with a fixed loading matrix and free diagonal noise (appendix), and
 `LambdaPPCA` with :math:`\sigma^2 = 1/(1 - \lambda^2)` and off-diagonal loadings scaled by :math:`e^\lambda`
 (section 3, after Turner & Sahani, 2011).
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ _LOG_2PI = math.log(2 * math.pi)
 class LinearGaussian(nn.Module):
     r"""Abstract: :math:`z \sim N(0, I)`, :math:`x \mid z \sim N(Wz + \mu, \mathrm{diag}(\sigma^2))`, solved exactly.
 
-    In a stack of members the parameters carry a leading axis and batches are ``(members, n)``.
+    In a stack of members the parameters have a leading member axis and batches are ``(members, n)``.
     """
 
     stackable = True
@@ -65,17 +67,20 @@ class LinearGaussian(nn.Module):
         return log_lik + self.prior.log_prob(z)
 
     def posterior_covariance(self) -> Tensor:
-        """Covariance of z given x, the same for every x. Shapes: ``(d, d)``, or ``(members, d, d)``."""
+        """Covariance of z given x, which is equal for all x. Shapes: ``(d, d)``, or ``(members, d, d)``."""
         return self._posterior_covariance().to(self.noise_sd.dtype)
 
     def _posterior_covariance(self) -> Tensor:
-        """In double precision: a feature almost without noise makes the precision almost singular."""
+        """In double precision, because a feature with little noise makes the precision almost singular."""
         scaled = (self.loading / self.noise_sd.unsqueeze(-1)).double()
         precision = torch.eye(self.d, device=scaled.device, dtype=scaled.dtype) + scaled.mT @ scaled
         return torch.cholesky_inverse(torch.linalg.cholesky(precision))
 
     def posterior(self, x: Tensor, *, inflate: float = 1.0) -> Elliptical:
-        """The exact posterior of z for each x, its variance multiplied by `inflate`; a proposal for these x."""
+        """The exact posterior of z for each x, with its variance multiplied by `inflate`; a proposal for these x.
+
+        Shapes: ``(*batch, p) -> distribution over (*batch, d)``.
+        """
         covariance = self._posterior_covariance()
         gain = covariance @ self.loading.mT.double() / self.noise_sd.square().unsqueeze(-2)
         loc = linear(self._centred(x), gain.to(x.dtype))
@@ -85,7 +90,7 @@ class LinearGaussian(nn.Module):
     def log_evidence(self, x: Tensor) -> Tensor:
         """Exact log p(x). Shapes: ``(*batch, p) -> (*batch)``.
 
-        In double precision, as the posterior: with little noise the covariance of x is almost singular.
+        Computed in double precision, because with little noise the covariance of x is almost singular.
         """
         loading, variance = self.loading.double(), self.noise_sd.double().square()
         root = Triangular(per_member(torch.linalg.cholesky(loading @ loading.mT + torch.diag_embed(variance)), 2))
@@ -93,11 +98,16 @@ class LinearGaussian(nn.Module):
         square = root.square_norm(centred.double()[None])[0]
         return (-0.5 * (square + x.shape[-1] * _LOG_2PI) - root.log_det()).to(centred.dtype)
 
-    def tail_probability(self, x: Tensor, nu: Tensor) -> Tensor:
-        """Exact P(z_1 >= nu | x). Shapes: ``(*batch, p), (T,) -> (*batch, T)``."""
+    def tail_probability(self, x: Tensor, nu: Tensor | Sequence[float] | float) -> Tensor:
+        """Exact P(z_1 >= nu | x) at one threshold, a float, or at T thresholds, a sequence or tensor.
+
+        Shapes: ``(*batch, p), float -> (*batch)``; ``(*batch, p), (T,) -> (*batch, T)``.
+        """
         posterior = self.posterior(x)
         sd = posterior.covariance()[..., 0, 0].sqrt()
-        return torch.special.ndtr((posterior.loc[..., 0] - nu.to(x).reshape(-1, *(1,) * sd.dim())) / sd).movedim(0, -1)
+        thresholds = torch.as_tensor(nu, dtype=x.dtype, device=x.device).reshape(-1, *(1,) * sd.dim())
+        tail = torch.special.ndtr((posterior.loc[..., 0] - thresholds) / sd).movedim(0, -1)
+        return tail[..., 0] if isinstance(nu, Real) else tail
 
     def _centred(self, x: Tensor) -> Tensor:
         center = per_member(self.center, 1)
@@ -109,7 +119,7 @@ class LinearGaussian(nn.Module):
 
     @torch.no_grad()
     def simulate(self, n: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw n pairs (x, z) from the model, on its device. Shapes: ``-> (n, p), (n, d)``."""
+        """Draw n pairs (x, z) from the model, on the model's device. Shapes: ``-> (n, p), (n, d)``."""
         source, sd = as_source(generator), self.noise_sd
         z = source.normal(n, (), self.d, like=sd)
         eps = source.normal(n, (), sd.shape[-1], like=sd)
@@ -117,10 +127,17 @@ class LinearGaussian(nn.Module):
 
 
 class PPCA(LinearGaussian):
-    """pPCA with fixed loadings and mean; the noise, one value a feature, is free.
+    """pPCA with fixed loadings and mean; the noise, one scale per feature, is a parameter.
 
-    >>> PPCA(torch.eye(3, 2), 0.5).log_evidence(torch.zeros(4, 3)).shape
+    Shapes: ``weight (p, d)``, ``noise_scale (p,)`` or a float, ``mean (p,)``, by default zero.
+
+    >>> model = PPCA(torch.eye(3, 2), 0.5)
+    >>> model.log_evidence(torch.zeros(4, 3)).shape
     torch.Size([4])
+    >>> model.tail_probability(torch.zeros(4, 3), 0.3).shape
+    torch.Size([4])
+    >>> model.tail_probability(torch.zeros(4, 3), [0.0, 0.3, 0.6]).shape
+    torch.Size([4, 3])
     """
 
     def __init__(self, weight: Tensor, noise_scale: Tensor | float, mean: Tensor | None = None) -> None:
@@ -151,7 +168,7 @@ class PPCA(LinearGaussian):
 
 
 class LambdaPPCA(LinearGaussian):
-    r"""pPCA by one parameter: :math:`\sigma^2 = 1/(1-\lambda^2)`, :math:`W_{ij} = e^\lambda W'_{ij}` for i != j."""
+    r"""pPCA with one parameter: :math:`\sigma^2 = 1/(1-\lambda^2)`, :math:`W_{ij} = e^\lambda W'_{ij}` for i != j."""
 
     def __init__(self, base: Tensor, lam: float, mean: Tensor | None = None) -> None:
         if base.dim() != 2:

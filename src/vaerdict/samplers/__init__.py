@@ -1,31 +1,26 @@
-"""Samplers for the latents of given observations: HMC moves, AIS, adaptive SMC and the BDMC sandwich."""
+"""Samplers of the latents of fixed observations: HMC moves, AIS, adaptive SMC and bidirectional Monte Carlo."""
 
-from vaerdict.samplers.annealed import AISResult, ais
+from vaerdict.samplers.annealed import AISResult, Sandwich, ais, bdmc
 from vaerdict.samplers.hmc import Move, transition
-from vaerdict.samplers.memory import free_bytes
-from vaerdict.samplers.path import Path, State
-from vaerdict.samplers.resampling import gathered, systematic
-from vaerdict.samplers.results import by_island, log_standard_error
-from vaerdict.samplers.sandwich import Sandwich, bdmc
-from vaerdict.samplers.schedules import geometric, linear, sigmoid
 from vaerdict.samplers.sequential import SMCResult, smc
+from vaerdict.samplers.tempering import AnnealingPath, PathState, geometric_schedule, linear_schedule, sigmoid_schedule
+from vaerdict.samplers.weights import by_island, gathered, log_standard_error, systematic
 
 __all__ = [
     "AISResult",
+    "AnnealingPath",
     "Move",
-    "Path",
+    "PathState",
     "SMCResult",
     "Sandwich",
-    "State",
     "ais",
     "bdmc",
     "by_island",
-    "free_bytes",
     "gathered",
-    "geometric",
-    "linear",
+    "geometric_schedule",
+    "linear_schedule",
     "log_standard_error",
-    "sigmoid",
+    "sigmoid_schedule",
     "smc",
     "systematic",
     "transition",

@@ -1,8 +1,7 @@
-r"""Hamiltonian Monte Carlo on the path, batched over chains and observations.
+r"""Hamiltonian Monte Carlo on an annealing path, batched over chains and observations.
 
-The step size is an argument: a transition leaves :math:`\pi_t` invariant only if it was chosen without looking at the
-state it moves. How to choose it all the same is the business of the callers: AIS takes it from pilot chains, SMC from
-the whole population at earlier temperatures.
+A transition leaves :math:`\pi_t` invariant only if its step size does not depend on the state that it moves. The step
+size is therefore an argument: AIS takes it from pilot chains, SMC from the population at earlier temperatures.
 """
 
 from __future__ import annotations
@@ -12,33 +11,61 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vaerdict.core import expand_trailing
 from vaerdict.noise import Source
-from vaerdict.samplers.path import Path, State
+from vaerdict.samplers.tempering import AnnealingPath, PathState
 
 _JITTER = 0.2
 
 
 class Move(NamedTuple):
-    """What a transition did: where the chains are, how likely each was to accept, how many left the finite numbers.
+    """Result of a transition: state, acceptance probabilities, and the number of chains with non-finite proposals.
 
     Shapes: ``acceptance (K, *batch)``, ``n_nonfinite (*batch)``.
     """
 
-    state: State
+    state: PathState
     acceptance: Tensor
     n_nonfinite: Tensor
 
 
 def transition(
-    path: Path, state: State, t: Tensor, step: Tensor, *, n_leapfrog: int, source: Source, root: Tensor | None = None
+    path: AnnealingPath,
+    state: PathState,
+    t: Tensor,
+    step: Tensor,
+    *,
+    n_leapfrog: int,
+    source: Source,
+    root: Tensor | None = None,
 ) -> Move:
-    r"""One Metropolis-corrected Hamiltonian move that leaves :math:`\pi_t` invariant; `n_leapfrog` gradients.
+    r"""One Metropolis-corrected Hamiltonian move that leaves :math:`\pi_t` invariant (Neal, 2011).
 
-    The step is jittered by a fifth around `step`, chain by chain, so that no chain sits on a period of its orbit.
-    `root` is a square root R of the (estimated) covariance, and the mass matrix :math:`(R R^\top)^{-1}`. A proposal
+    The step size of each chain is jittered by up to a fifth, so that no chain stays on a periodic orbit. A proposal
     with a non-finite energy is rejected and counted.
 
-    Shapes: ``t ()`` or ``(*batch)``, ``step (*batch)``, ``root (*batch, d, d)``. Reference: Neal (2011).
+    Parameters
+    ----------
+    path
+        The annealing path.
+    state
+        The chains. Shapes: ``z (K, *batch, d)``.
+    t
+        Temperature. Shapes: ``()`` or ``(*batch)``.
+    step
+        Step size. Shapes: ``(*batch)``.
+    n_leapfrog
+        Leapfrog steps, with one gradient each.
+    source
+        Source of noise.
+    root
+        Square root R of the (estimated) covariance; the mass matrix is :math:`(R R^\top)^{-1}`. Shapes:
+        ``(*batch, d, d)``.
+
+    Returns
+    -------
+    Move
+        The new state with its acceptance.
     """
     k, *batch, d = state.z.shape
     noise = source.normal(k, batch, d + 2, like=state.z)
@@ -55,29 +82,29 @@ def transition(
 
 
 def log_acceptance(log_from: Tensor, log_to: Tensor, velocity_from: Tensor, velocity_to: Tensor) -> Tensor:
-    """Energy lost between two points of phase space: log of the Metropolis ratio. Shapes: ``-> (K, *batch)``."""
+    """Log of the Metropolis ratio of two points of phase space. Shapes: ``-> (K, *batch)``."""
     return log_to - log_from + 0.5 * (velocity_from.square() - velocity_to.square()).sum(-1)
 
 
 def leapfrog(
-    path: Path, state: State, velocity: Tensor, t: Tensor, step: Tensor, n: int, root: Tensor | None
-) -> tuple[State, Tensor, Tensor]:
-    """Follow the dynamics for n steps: final state, final velocity, and which chains left the finite numbers.
+    path: AnnealingPath, state: PathState, velocity: Tensor, t: Tensor, step: Tensor, n: int, root: Tensor | None
+) -> tuple[PathState, Tensor, Tensor]:
+    """Take n leapfrog steps; returns the final state, the final velocity, and which chains became non-finite.
 
-    Velocities are whitened, standard normal whatever the root. The first gradient is the state's own. A chain that
-    leaves the finite numbers is put back on its start, so that the model never sees a NaN.
+    Velocities are whitened: standard normal for any root. The first gradient is taken from the state. A chain that
+    becomes non-finite is reset to its start, so that the model is never evaluated at NaN.
 
     Shapes: ``velocity (K, *batch, d)``, ``step (K, *batch)``.
     """
     start, step = state.z, step.unsqueeze(-1)
     diverged = torch.zeros_like(state.log_q, dtype=torch.bool)
     velocity = velocity + 0.5 * step * _transpose_apply(root, state.gradient(t))
-    for left in reversed(range(n)):
+    for remaining in reversed(range(n)):
         z = state.z + step * _apply(root, velocity)
-        lost = ~torch.isfinite(z).all(-1)
-        diverged |= lost
-        state = path.evaluate(torch.where(lost.unsqueeze(-1), start, z))
-        velocity = velocity + (1.0 if left else 0.5) * step * _transpose_apply(root, state.gradient(t))
+        nonfinite = ~torch.isfinite(z).all(-1)
+        diverged |= nonfinite
+        state = path.evaluate(torch.where(nonfinite.unsqueeze(-1), start, z))
+        velocity = velocity + (1.0 if remaining else 0.5) * step * _transpose_apply(root, state.gradient(t))
     return state, velocity, diverged
 
 
@@ -91,14 +118,14 @@ def _transpose_apply(root: Tensor | None, v: Tensor) -> Tensor:
     return _apply(None if root is None else root.mT, v)
 
 
-def _choose(accept: Tensor, new: State, old: State) -> State:
+def _choose(accept: Tensor, new: PathState, old: PathState) -> PathState:
     """The new state where accepted, else the old."""
-    row = accept.unsqueeze(-1)
-    return State(*(torch.where(row if a.dim() == row.dim() else accept, a, b) for a, b in zip(new, old, strict=True)))
+    pairs = zip(new, old, strict=True)
+    return PathState(*(torch.where(expand_trailing(accept, a), a, b) for a, b in pairs))
 
 
 def adapted(step: Tensor, acceptance: Tensor, *, target: float, gain: float) -> Tensor:
-    r"""The step for the next temperature, :math:`\epsilon\,e^{\gamma (a - a^*)}`, from the mean acceptance over chains.
+    r"""The step size for the next temperature, :math:`\epsilon\,e^{\gamma (a - a^*)}`, from the mean acceptance a.
 
     Shapes: ``(*batch), (K, *batch) -> (*batch)``.
     """

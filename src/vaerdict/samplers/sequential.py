@@ -1,4 +1,4 @@
-"""Adaptive sequential Monte Carlo from a start to the posterior, each observation at its own pace."""
+"""Adaptive sequential Monte Carlo along an annealing path, with separate temperatures for each observation."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ from vaerdict.core import (
     silent,
 )
 from vaerdict.noise import Randomness, Source, as_source
+from vaerdict.samplers.chunks import chunks, concat_results
 from vaerdict.samplers.hmc import adapted, transition
-from vaerdict.samplers.memory import chunks
-from vaerdict.samplers.path import Path, State, check_batch
-from vaerdict.samplers.resampling import covariance_root, gathered, next_temperature, relative_ess, systematic
-from vaerdict.samplers.results import beside, by_island, log_standard_error
+from vaerdict.samplers.tempering import AnnealingPath, PathState, check_batch
+from vaerdict.samplers.weights import (
+    by_island,
+    covariance_root,
+    gathered,
+    log_standard_error,
+    next_temperature,
+    relative_ess,
+    systematic,
+)
 
 _TARGET_ACCEPTANCE = 0.8
 _GAIN = 2.0
 _RESAMPLE_BELOW = 0.9
-_MOST_TEMPERATURES = 1000
+_MAX_TEMPERATURES = 1000
 
 
-class Settings(NamedTuple):
-    """How the population is moved; see `smc`."""
+class _Settings(NamedTuple):
+    """Settings of the moves; see `smc`."""
 
     n_islands: int
     ess_target: float
@@ -44,12 +51,12 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class SMCResult:
-    """Weighted particles of the posterior, whose mean weight estimates the evidence.
+    """Weighted posterior particles, whose mean weight estimates the evidence.
 
-    Particle i belongs to island i modulo ``n_islands``; islands share temperatures and step sizes, not particles.
+    Particle i belongs to island i modulo ``n_islands``; islands share temperatures and step sizes, but not particles.
 
     Shapes: ``z (N, *batch, d)``, ``log_w (N, *batch)``; mean ``acceptance``, last ``step_size``, ``n_temperatures``,
-    ``n_nonfinite`` rejected proposals and ``n_gradients`` spent ``(*batch)``.
+    ``n_nonfinite`` rejected proposals and ``n_gradients`` used ``(*batch)``.
     """
 
     z: Tensor
@@ -68,7 +75,7 @@ class SMCResult:
 
     @property
     def standard_error(self) -> Tensor:
-        """Standard error of `log_evidence`, from the spread of the islands' evidences. Shapes: ``-> (*batch)``."""
+        """Standard error of `log_evidence` from the spread over islands. Shapes: ``-> (*batch)``."""
         return log_standard_error(log_mean_exp(by_island(self.log_w, self.n_islands)))
 
 
@@ -88,67 +95,105 @@ def smc(
     progress: Progress = silent,
     max_bytes: int | None = None,
 ) -> SMCResult:
-    r"""Carry a population from `initial` to the posterior through temperatures found on the way.
+    r"""Move a population of particles from `initial` to the posterior along adaptive temperatures.
 
-    Each observation takes the step in temperature that keeps a share `ess_target` of its effective sample, resamples
-    (systematically, within an island, below nine tenths), and moves all particles by Hamiltonian dynamics in the metric
-    of their weighted covariance. Whitened so, a path of length :math:`\pi/2` makes a particle forget where it was; the
-    step size starts there and shrinks when fewer than 80 % are accepted. An observation that has arrived at the
-    posterior stops costing. One that is left without a usable weight, or has not arrived after 1000 temperatures,
-    raises an error; unless `strict`, it is given up with weights NaN, and the others go on.
+    Each observation takes the step in temperature that keeps a fraction `ess_target` of its effective sample size,
+    resamples systematically the islands whose relative effective size is below 0.9, and moves all particles by
+    Hamiltonian dynamics in the metric of their weighted covariance. In whitened coordinates a trajectory of length
+    :math:`\pi/2` makes a particle independent of its start. The step size starts at that value and shrinks while the
+    acceptance is below 80 %. Observations that have reached the posterior cost nothing further.
 
     Temperatures, metric and step sizes are tuned on the population itself, which biases the evidence by O(1/N) (Beskos
-    et al., 2016); the standard error comes from islands that resample apart. The result repeats for the same seed and
-    the same cut into chunks by `max_bytes` (None: see `memory.default_budget`).
+    et al., 2016). The standard error comes from islands that resample separately.
 
-    Shapes: ``x (*batch, p)``. Reference: Del Moral, Doucet & Jasra (2006); Dai et al. (2022).
+    Parameters
+    ----------
+    model
+        The joint density.
+    x
+        Observations. Shapes: ``(*batch, p)``.
+    initial
+        Proposal at which the particles start.
+    n_particles, n_islands
+        Particles per observation, and the even number of islands that they are split over.
+    ess_target
+        Fraction of the effective sample size to keep at each change of temperature.
+    n_leapfrog, n_moves
+        Leapfrog steps per move, and moves per temperature.
+    strict
+        Whether an observation without a usable weight, or one that has not reached the posterior after 1000
+        temperatures, is an error. If false, its weights are NaN and the others continue.
+    generator
+        Source of noise.
+    progress
+        Called when observations reach the posterior.
+    max_bytes
+        Memory per chunk of observations (None: see `chunks.default_budget`). Results repeat for the same seed and the
+        same chunks.
+
+    Returns
+    -------
+    SMCResult
+        Particles, log-weights and cost.
+
+    References
+    ----------
+    Del Moral, Doucet & Jasra (2006); Dai et al. (2022).
+
+    Examples
+    --------
+    >>> from vaerdict.models.ppca import PPCA
+    >>> from vaerdict.proposals import Prior
+    >>> model, x = PPCA(torch.eye(3, 2), 1.0), torch.ones(5, 3)
+    >>> result = smc(model, x, Prior(model.prior), n_particles=64, generator=torch.Generator().manual_seed(0))
+    >>> result.z.shape, result.log_evidence.shape
+    (torch.Size([64, 5, 2]), torch.Size([5]))
     """
-    settings = _checked(Settings(n_islands, ess_target, n_leapfrog, n_moves), n_particles)
-    path, source, done, results = Path(model, initial, check_batch(x)), as_source(generator), 0, []
-    for part in chunks(path, n_particles, generator=generator, max_bytes=max_bytes):
-        population = _start(part, n_particles, settings, generator)
+    settings = _checked(_Settings(n_islands, ess_target, n_leapfrog, n_moves), n_particles)
+    path, source, n_before, results = AnnealingPath(model, initial, check_batch(x)), as_source(generator), 0, []
+    for chunk in chunks(path, n_particles, generator=generator, max_bytes=max_bytes):
+        population = _start(chunk, n_particles, settings, generator)
         finished: list[_Population] = []
         while population.index.numel():
-            _reweigh(population, settings)
-            lost = _lost(population, settings, strict)
-            if lost.any():
-                finished.append(population.select(lost).given_up())
-                population = population.select(~lost)
+            _reweight(population, settings)
+            failed = _failed(population, settings, strict)
+            if failed.any():
+                finished.append(population.select(failed).without_weights())
+                population = population.select(~failed)
             _move(population, settings, source)
-            arrived = ~_anywhere(population.t < 1)
+            arrived = ~_any_axis(population.t < 1)
             if arrived.any():
                 finished.append(population.select(arrived))
                 population = population.select(~arrived)
-                progress(done + part.x.shape[-2] - population.index.numel(), x.shape[-2], "SMC")
-        done += part.x.shape[-2]
-        results.append(_in_order(finished, settings))
-    return beside(results)
+                progress(n_before + chunk.x.shape[-2] - population.index.numel(), x.shape[-2], "SMC")
+        n_before += chunk.x.shape[-2]
+        results.append(_chunk_result(finished, settings))
+    return concat_results(results)
 
 
-def _checked(settings: Settings, n_particles: int) -> Settings:
+def _checked(settings: _Settings, n_particles: int) -> _Settings:
     for name in ("n_islands", "n_leapfrog", "n_moves"):
         check_count(getattr(settings, name), name=name)
     if not 0 < settings.ess_target < 1:
-        raise SettingError(f"ess_target={settings.ess_target} is a share of the particles, between 0 and 1.")
+        raise SettingError(f"ess_target={settings.ess_target} is a fraction of the particles, between 0 and 1.")
     if settings.n_islands % 2:
-        raise SettingError(f"n_islands={settings.n_islands} must be even: the two halves set each other's metric.")
+        raise SettingError(f"n_islands={settings.n_islands} must be even: each half sets the metric of the other.")
     size, rest = divmod(check_count(n_particles, name="n_particles"), settings.n_islands)
     if rest or size < 2:
-        fitting = max(2, size) * settings.n_islands
         raise SettingError(
             f"n_particles={n_particles} cannot be split over {settings.n_islands} islands of equal size, at least two "
-            f"each; use n_particles={fitting}."
+            f"each; use n_particles={max(2, size) * settings.n_islands}."
         )
     return settings
 
 
 @dataclass
 class _Population:
-    """Observations on their way, with all that is known of each. Shapes: counters and ``t, step (*batch)``."""
+    """Particles, temperatures and counters of the unfinished observations. Shapes: counters, ``t, step (*batch)``."""
 
-    path: Path
+    path: AnnealingPath
     index: Tensor
-    state: State
+    state: PathState
     log_w: Tensor
     t: Tensor
     step: Tensor
@@ -156,25 +201,25 @@ class _Population:
     n_moves: Tensor
     n_nonfinite: Tensor
 
-    def select(self, keep: Tensor) -> _Population:
-        """The observations where `keep` is true."""
-        at = keep.nonzero().squeeze(-1)
-        state = State(*(a.index_select(self.t.dim(), at) for a in self.state))
-        rest = {name: getattr(self, name).index_select(-1, at) for name in _PER_OBSERVATION}
-        return _Population(self.path.select(at), state=state, **rest)
+    def select(self, mask: Tensor) -> _Population:
+        """The observations where `mask` is true."""
+        index = mask.nonzero().squeeze(-1)
+        state = PathState(*(a.index_select(self.t.dim(), index) for a in self.state))
+        fields = {name: getattr(self, name).index_select(-1, index) for name in _PER_OBSERVATION}
+        return _Population(self.path.select(index), state=state, **fields)
 
-    def given_up(self) -> _Population:
-        """The same without weights."""
+    def without_weights(self) -> _Population:
+        """The population with weights NaN."""
         return replace(self, log_w=torch.full_like(self.log_w, torch.nan))
 
 
 _PER_OBSERVATION = ("index", "log_w", "t", "step", "acceptance", "n_moves", "n_nonfinite")
 
 
-def _start(path: Path, n_particles: int, settings: Settings, generator: Randomness) -> _Population:
+def _start(path: AnnealingPath, n_particles: int, settings: _Settings, generator: Randomness) -> _Population:
     z, log_q = path.draw(n_particles, generator=generator)
     state = path.evaluate(z)
-    # zero, but for starts whose draws were stratified: they carry the shares that were realised
+    # not zero for stratified starts, whose draws are weighted by the realised shares
     log_w = state.log_q.double() - log_q.double()
     zero = torch.zeros_like(log_w[0])
     index = torch.arange(path.x.shape[-2], device=z.device)
@@ -182,42 +227,42 @@ def _start(path: Path, n_particles: int, settings: Settings, generator: Randomne
     return _Population(path, index, state, log_w, zero, zero + _longest_step(settings), zero, count, count)
 
 
-def _longest_step(settings: Settings) -> float:
-    """A quarter of a period of the whitened dynamics in `n_leapfrog` steps: beyond it, particles turn back."""
+def _longest_step(settings: _Settings) -> float:
+    """The step of a quarter period of the whitened dynamics; on longer trajectories particles turn back."""
     return 0.5 * math.pi / settings.n_leapfrog
 
 
-def _reweigh(population: _Population, settings: Settings) -> None:
-    """Take every observation to its next temperature."""
+def _reweight(population: _Population, settings: _Settings) -> None:
+    """Change every observation to its next temperature."""
     p = population
     t = next_temperature(p.state, p.log_w, p.t, settings.ess_target)
     p.log_w, p.t = p.log_w + p.state.log_increment(p.t, t), t
 
 
-def _lost(population: _Population, settings: Settings, strict: bool) -> Tensor:
-    """Observations that cannot go on: no usable weight, or no temperature left; if `strict`, raises. Shapes: ``(n,)``.
+def _failed(population: _Population, settings: _Settings, strict: bool) -> Tensor:
+    """Observations without a usable weight or with too many temperatures; an error if `strict`. Shapes: ``-> (n,)``.
 
-    Along other batch axes one is enough: an observation is worked on as a whole.
+    An observation fails if it does so at any position of the other batch axes.
     """
     p = population
-    late = (p.n_moves >= _MOST_TEMPERATURES * settings.n_moves) & (p.t < 1)
+    late = (p.n_moves >= _MAX_TEMPERATURES * settings.n_moves) & (p.t < 1)
     if strict:
         check_log_weights(p.log_w)
     if strict and bool(late.any()):
         raise DivergenceError(
-            f"{int(late.sum())} observations did not reach the posterior within {_MOST_TEMPERATURES} temperatures; "
-            f"the smallest stands at {p.t.min().item():.3g}. Start nearer to the posterior, or lower ess_target."
+            f"{int(late.sum())} observations did not reach the posterior within {_MAX_TEMPERATURES} temperatures; "
+            f"the lowest is at {p.t.min().item():.3g}. Start nearer to the posterior, or lower ess_target."
         )
-    return _anywhere(late | ~p.log_w.amax(0).isfinite())
+    return _any_axis(late | ~p.log_w.amax(0).isfinite())
 
 
-def _anywhere(mask: Tensor) -> Tensor:
-    """The observations at which a mask holds on any other batch axis. Shapes: ``(*batch) -> (n,)``."""
+def _any_axis(mask: Tensor) -> Tensor:
+    """Whether the mask is true anywhere on the other batch axes. Shapes: ``(*batch) -> (n,)``."""
     return mask.reshape(mask.shape[:-1].numel(), mask.shape[-1]).any(0)
 
 
-def _move(population: _Population, settings: Settings, source: Source) -> None:
-    """Make every population fit its temperature: resample, move, tune."""
+def _move(population: _Population, settings: _Settings, source: Source) -> None:
+    """Resample and move every population at its temperature, and tune the step size."""
     p = population
     if not p.index.numel():
         return
@@ -232,31 +277,32 @@ def _move(population: _Population, settings: Settings, source: Source) -> None:
 
 
 def _crossed_roots(z: Tensor, log_w: Tensor) -> Tensor:
-    """Covariance roots for even and odd particles, each taken from the others.
+    """Covariance roots for even and odd particles, each estimated from the other half.
 
-    A particle that shaped its own metric would be moved by a kernel that depends on it: at N = 512 and d = 6 that alone
-    biased the log-evidence by a quarter of its standard error. Islands are all even or all odd.
+    With a metric estimated from the particle itself, the kernel would depend on the state that it moves: at N = 512 and
+    d = 6 this alone biased the log-evidence by a quarter of its standard error. The particles of an island are all even
+    or all odd.
 
     Shapes: ``-> (2, *batch, d, d)``.
     """
     return covariance_root(z.unflatten(0, (-1, 2)), log_w.unflatten(0, (-1, 2))).flip(0)
 
 
-def _resample(population: _Population, settings: Settings, source: Source) -> None:
-    """Resample the islands that need it; their particles then share the island's mean weight."""
+def _resample(population: _Population, settings: _Settings, source: Source) -> None:
+    """Resample islands of low effective size; their particles then have the mean weight of the island."""
     p, shape = population, population.log_w.shape
     log_w = by_island(p.log_w, settings.n_islands)
-    needed = relative_ess(log_w) < _RESAMPLE_BELOW
+    resampled = relative_ess(log_w) < _RESAMPLE_BELOW
     offset = torch.special.ndtr(source.normal(settings.n_islands, p.t.shape, 1, like=p.log_w).squeeze(-1))
-    stay = torch.arange(log_w.shape[0], device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1))
-    ancestors = torch.where(needed, systematic(log_w, offset), stay)
+    identity = torch.arange(log_w.shape[0], device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1))
+    ancestors = torch.where(resampled, systematic(log_w, offset), identity)
     island = torch.arange(settings.n_islands, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 2))
     p.state = gathered(p.state, (ancestors * settings.n_islands + island).reshape(shape))
-    p.log_w = torch.where(needed, log_mean_exp(log_w), log_w).reshape(shape)
+    p.log_w = torch.where(resampled, log_mean_exp(log_w), log_w).reshape(shape)
 
 
-def _in_order(finished: list[_Population], settings: Settings) -> SMCResult:
-    """The result of a chunk, its observations back in their order."""
+def _chunk_result(finished: list[_Population], settings: _Settings) -> SMCResult:
+    """The result of a chunk, with observations in their original order."""
     order = torch.cat([p.index for p in finished]).argsort()
 
     def column(name: str) -> Tensor:

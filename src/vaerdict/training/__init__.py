@@ -1,6 +1,6 @@
-"""Fitting models and proposals: separate objectives for each, many members side by side, resumable."""
+"""Training of models and proposals: separate objectives for each, many members side by side, with checkpoints."""
 
-from vaerdict.training.loop import Fit, Member, Settings, train
+from vaerdict.training.loop import Fit, Settings, train
 from vaerdict.training.recipes import (
     AGG,
     CHI,
@@ -10,15 +10,21 @@ from vaerdict.training.recipes import (
     VAE,
     WW,
     Lagging,
+    Member,
     Recipe,
     cyclical,
-    recipe,
     warm_up,
 )
-from vaerdict.training.scores import OwnBound, RefinedBound, RefinedEvidence, Score, refined_evidence
-from vaerdict.training.semibounds import RULES, rule
-from vaerdict.training.semistack import Labelled, SemiMember, SemiSettings
-from vaerdict.training.semisupervised import SemiFit, train_each, train_semisupervised
+from vaerdict.training.scores import AmortisedBound, HeldOutScore, RefinedBound, RefinedEvidence, refined_evidence
+from vaerdict.training.semisupervised import SemiFit, train_semisupervised, train_semisupervised_each
+from vaerdict.training.semisupervised_stack import (
+    SEMI_RECIPES,
+    SemiData,
+    SemiMember,
+    SemiRecipe,
+    SemiSettings,
+    semi_recipe,
+)
 from vaerdict.training.stacks import as_model
 
 __all__ = [
@@ -27,29 +33,29 @@ __all__ = [
     "CYCLIC",
     "IWAE",
     "RECIPES",
-    "RULES",
+    "SEMI_RECIPES",
     "VAE",
     "WW",
+    "AmortisedBound",
     "Fit",
-    "Labelled",
+    "HeldOutScore",
     "Lagging",
     "Member",
-    "OwnBound",
     "Recipe",
     "RefinedBound",
     "RefinedEvidence",
-    "Score",
+    "SemiData",
     "SemiFit",
     "SemiMember",
+    "SemiRecipe",
     "SemiSettings",
     "Settings",
     "as_model",
     "cyclical",
-    "recipe",
     "refined_evidence",
-    "rule",
+    "semi_recipe",
     "train",
-    "train_each",
     "train_semisupervised",
+    "train_semisupervised_each",
     "warm_up",
 ]

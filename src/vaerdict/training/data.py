@@ -1,13 +1,14 @@
-"""Where a stack's batches come from: one tensor for all members, one data set each, or sparse rows made dense.
+"""Sources of training batches: one data set for all members or one per member, dense or sparse.
 
-What only walks over observations, whatever they consist of, asks for `Rows`.
+`Observations` is what a stack takes batches from. `Rows` is the smaller protocol of code that only iterates over
+observations, as differential expression does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from scipy import sparse
@@ -15,23 +16,23 @@ from torch import Tensor
 
 from vaerdict.core import DataError, SettingError, check_observations
 
-_SHARE = 0.3  # of the device's free memory that data may take
+_MEMORY_FRACTION = 0.3  # of a GPU's free memory that sparse data may take
 
 Matrix = Any
-"""A sparse matrix of scipy, whose types say less than its documentation."""
+"""A scipy sparse matrix, which scipy does not type."""
 
 
 class Rows(Protocol):
-    """Observations to walk over, some at a time."""
+    """Observations that can be read some at a time."""
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """The number of observations."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where they are handed out."""
+        """The device of the tensors that `take` returns."""
         ...
 
     def take(self, index: Tensor) -> Tensor:
@@ -39,17 +40,17 @@ class Rows(Protocol):
         ...
 
     def select(self, index: Tensor) -> Rows:
-        """Those at `index` alone, to be kept or sent. Shapes: ``(size,)``."""
+        """The observations at `index` as rows of the same kind. Shapes: ``(size,)``."""
         ...
 
 
 @runtime_checkable
 class Observations(Protocol):
-    """Observations a stack can take batches of."""
+    """Observations that a stack can take batches of."""
 
     @property
     def n(self) -> int:
-        """How many observations each member has."""
+        """The number of observations per member."""
         ...
 
     @property
@@ -58,7 +59,7 @@ class Observations(Protocol):
         ...
 
     def of(self, group: Sequence[int]) -> Observations:
-        """The observations of some of the members, those of a stack."""
+        """The observations of the members in `group`, by their positions."""
         ...
 
     def take(self, index: Tensor) -> Tensor:
@@ -66,28 +67,44 @@ class Observations(Protocol):
         ...
 
     def block(self, rows: slice, members: int | None = None) -> Tensor:
-        """Observations in a row, for a stack of `members`. Shapes: ``-> (n, p)`` or ``(members, n, p)``."""
+        """Consecutive observations for a stack of `members`. Shapes: ``-> (n, p)`` or ``(members, n, p)``."""
         ...
 
     def tensors(self) -> list[Tensor]:
-        """Everything they consist of, to be digested."""
+        """All tensors the observations consist of, for their digest."""
         ...
 
 
+class _CommonRows:
+    """Rows that all members share."""
+
+    def of(self, group: Sequence[int]) -> Self:
+        """The same rows for every member."""
+        return self
+
+    def block(self, rows: slice, members: int | None = None) -> Tensor:
+        """Consecutive observations, repeated for each member without a copy."""
+        x = self._dense(rows)
+        return x if members is None else x.expand(members, *x.shape)
+
+    def _dense(self, rows: Any) -> Tensor:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
-class Shared:
-    """The same observations for every member. Shapes: ``x (n, p)``."""
+class SharedRows(_CommonRows):
+    """A tensor that all members share. Shapes: ``x (n, p)``."""
 
     x: Tensor
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """The number of observations."""
         return self.x.shape[0]
 
     @property
     def device(self) -> torch.device:
-        """The tensor's."""
+        """The tensor's device."""
         return self.x.device
 
     @property
@@ -95,36 +112,31 @@ class Shared:
         """The shape of one observation."""
         return self.x.shape[1:]
 
-    def of(self, group: Sequence[int]) -> Shared:
-        """These, whoever asks."""
-        return self
-
     def take(self, index: Tensor) -> Tensor:
         """The observations at `index`."""
         return self.x[index]
 
-    def select(self, index: Tensor) -> Shared:
-        """Those at `index` alone."""
-        return Shared(self.x[index])
-
-    def block(self, rows: slice, members: int | None = None) -> Tensor:
-        """Observations in a row."""
-        return _spread(self.x[rows], members)
+    def select(self, index: Tensor) -> SharedRows:
+        """The observations at `index` as rows."""
+        return SharedRows(self.x[index])
 
     def tensors(self) -> list[Tensor]:
-        """The tensor itself."""
+        """The tensor."""
         return [self.x]
+
+    def _dense(self, rows: Any) -> Tensor:
+        return self.x[rows]
 
 
 @dataclass(frozen=True, eq=False)
-class Apart:
-    """A data set of its own for each member: bootstrap samples, or simulations. Shapes: ``x (members, n, p)``."""
+class PerMemberRows:
+    """One data set per member: bootstrap samples, or simulations. Shapes: ``x (members, n, p)``."""
 
     x: Tensor
 
     @property
     def n(self) -> int:
-        """How many each member has."""
+        """The number of observations per member."""
         return self.x.shape[1]
 
     @property
@@ -132,26 +144,26 @@ class Apart:
         """The shape of one observation."""
         return self.x.shape[2:]
 
-    def of(self, group: Sequence[int]) -> Apart | Shared:
+    def of(self, group: Sequence[int]) -> PerMemberRows | SharedRows:
         """The data sets of these members."""
-        return Shared(self.x[group[0]]) if len(group) == 1 else Apart(self.x[list(group)])
+        return SharedRows(self.x[group[0]]) if len(group) == 1 else PerMemberRows(self.x[list(group)])
 
     def take(self, index: Tensor) -> Tensor:
-        """Of each member's data set the observations at its `index`."""
+        """The observations at each member's `index` in its data set."""
         return self.x[torch.arange(self.x.shape[0], device=self.x.device)[:, None], index]
 
     def block(self, rows: slice, members: int | None = None) -> Tensor:
-        """Of each member's data set observations in a row."""
+        """Consecutive observations of each member's data set."""
         return self.x[:, rows]
 
     def tensors(self) -> list[Tensor]:
-        """The tensor itself."""
+        """The tensor."""
         return [self.x]
 
 
 @dataclass(frozen=True, eq=False)
-class Resampled:
-    """For each member a sample of the same observations, by their numbers: a bootstrap without copies.
+class ResampledRows:
+    """A sample of the same observations per member, by row numbers: a bootstrap without copies.
 
     Shapes: ``x (n, p)``, ``rows (members, size)``.
     """
@@ -161,7 +173,7 @@ class Resampled:
 
     @property
     def n(self) -> int:
-        """How many each member has."""
+        """The number of observations per member."""
         return self.rows.shape[1]
 
     @property
@@ -169,33 +181,33 @@ class Resampled:
         """The shape of one observation."""
         return self.x.shape[1:]
 
-    def of(self, group: Sequence[int]) -> Resampled:
+    def of(self, group: Sequence[int]) -> ResampledRows:
         """The samples of these members."""
-        return Resampled(self.x, self.rows[list(group)])
+        return ResampledRows(self.x, self.rows[list(group)])
 
     def take(self, index: Tensor) -> Tensor:
-        """Of each member's sample the observations at its `index`; of a single member there is no axis for it."""
+        """The observations at each member's `index` in its sample; the index of a single member has one axis."""
         return self.x[self.rows[0][index] if index.dim() == 1 else self.rows.gather(1, index)]
 
     def block(self, rows: slice, members: int | None = None) -> Tensor:
-        """Of each member's sample observations in a row."""
+        """Consecutive observations of each member's sample."""
         return self.x[self.rows[0, rows] if members is None else self.rows[:, rows]]
 
     def tensors(self) -> list[Tensor]:
-        """The observations, and which of them each member has."""
+        """The observations and the row numbers."""
         return [self.x, self.rows]
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse:
-    """Rows of a sparse matrix, the same for every member, made dense a batch at a time."""
+class SparseRows(_CommonRows):
+    """Rows of a scipy CSR matrix that all members share, made dense one batch at a time."""
 
     matrix: Matrix
     device: torch.device
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """The number of observations."""
         return self.matrix.shape[0]
 
     @property
@@ -203,24 +215,16 @@ class Sparse:
         """The shape of one observation."""
         return torch.Size(self.matrix.shape[1:])
 
-    def of(self, group: Sequence[int]) -> Sparse:
-        """These, whoever asks."""
-        return self
-
     def take(self, index: Tensor) -> Tensor:
         """The observations at `index`."""
         return self._dense(index.flatten().cpu().numpy()).reshape(*index.shape, -1)
 
-    def select(self, index: Tensor) -> Sparse:
-        """Those at `index` alone."""
-        return Sparse(self.matrix[index.cpu().numpy()], self.device)
-
-    def block(self, rows: slice, members: int | None = None) -> Tensor:
-        """Observations in a row."""
-        return _spread(self._dense(rows), members)
+    def select(self, index: Tensor) -> SparseRows:
+        """The observations at `index` as rows."""
+        return SparseRows(self.matrix[index.cpu().numpy()], self.device)
 
     def tensors(self) -> list[Tensor]:
-        """Values and where they stand."""
+        """Values, columns and row starts."""
         return [torch.from_numpy(part) for part in (self.matrix.data, self.matrix.indices, self.matrix.indptr)]
 
     def _dense(self, rows: Any) -> Tensor:
@@ -228,8 +232,8 @@ class Sparse:
 
 
 @dataclass(frozen=True, eq=False)
-class Resident:
-    """Sparse rows that lie on the device, the same for every member: no batch travels.
+class DeviceRows(_CommonRows):
+    """Sparse rows in the device's memory that all members share: no batch is transferred.
 
     Shapes: ``values (nnz,)``, ``columns (nnz,)`` and ``starts (n + 1,)`` as in a CSR matrix of `width` columns.
     """
@@ -240,15 +244,15 @@ class Resident:
     width: int
 
     @classmethod
-    def brought(cls, matrix: Matrix, device: torch.device) -> Resident:
-        """The rows of a sparse matrix, on the device from now on."""
+    def from_matrix(cls, matrix: Matrix, device: torch.device) -> DeviceRows:
+        """The rows of a CSR matrix, copied to the device."""
         values = torch.from_numpy(matrix.data).to(device, torch.get_default_dtype())
         columns, starts = (torch.from_numpy(part).to(device) for part in (matrix.indices, matrix.indptr))
         return cls(values, columns, starts.long(), matrix.shape[1])
 
     @property
     def n(self) -> int:
-        """How many there are."""
+        """The number of observations."""
         return len(self.starts) - 1
 
     @property
@@ -258,12 +262,8 @@ class Resident:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """The device of the values."""
         return self.values.device
-
-    def of(self, group: Sequence[int]) -> Resident:
-        """These, whoever asks."""
-        return self
 
     def take(self, index: Tensor) -> Tensor:
         """The observations at `index`."""
@@ -272,22 +272,21 @@ class Resident:
         out[row, self.columns[entry].long()] = self.values[entry]
         return out.reshape(*index.shape, -1)
 
-    def select(self, index: Tensor) -> Resident:
-        """Those at `index` alone."""
+    def select(self, index: Tensor) -> DeviceRows:
+        """The observations at `index` as rows."""
         row, entry = self._entries(index)
         starts = torch.nn.functional.pad(torch.bincount(row, minlength=len(index)).cumsum(0), (1, 0))
-        return Resident(self.values[entry], self.columns[entry], starts, self.width)
-
-    def block(self, rows: slice, members: int | None = None) -> Tensor:
-        """Observations in a row."""
-        return _spread(self.take(torch.arange(self.n, device=self.device)[rows]), members)
+        return DeviceRows(self.values[entry], self.columns[entry], starts, self.width)
 
     def tensors(self) -> list[Tensor]:
-        """Values and where they stand."""
+        """Values, columns and row starts."""
         return [self.values, self.columns, self.starts]
 
+    def _dense(self, rows: Any) -> Tensor:
+        return self.take(torch.arange(self.n, device=self.device)[rows])
+
     def _entries(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Of every entry of these rows, which row it is in and where it stands. Shapes: ``-> (entries,)`` each."""
+        """The row (position in `index`) and the position in `values` of every entry. Shapes: ``-> (entries,)`` each."""
         index = index.to(self.device)
         first = self.starts[index]
         length = self.starts[index + 1] - first
@@ -296,40 +295,36 @@ class Resident:
         return row, torch.arange(len(row), device=self.device) + (first - before)[row]
 
 
-def _spread(x: Tensor, members: int | None) -> Tensor:
-    return x if members is None else x.expand(members, *x.shape)
-
-
-def observations(
-    x: Tensor | Matrix | Observations,
-    *,
-    name: str,
-    device: torch.device,
-    members: int | None = None,
+def as_observations(
+    x: Tensor | Matrix | Observations, *, name: str, device: torch.device, members: int | None = None
 ) -> Observations:
-    """What `train` was given, checked: with `members` a tensor of as many data sets, else one that all share."""
+    """The data passed to `train`, checked and on the device.
+
+    With `members`, x is a tensor with one data set per member; without, one data set that all members share. `name` is
+    the argument's name in error messages.
+    """
     if isinstance(x, Observations):
         return x
     if sparse.issparse(x):
         if members is not None:
-            raise SettingError(f"{name} is sparse, which all members share; pass a tensor with a data set a member.")
+            raise SettingError(f"{name} is sparse, which all members share; pass a tensor of one data set per member.")
         return sparse_rows(_checked(x, name), device)
     if members is None:
-        return Shared(check_observations(x, name=name).to(device))
+        return SharedRows(check_observations(x, name=name).to(device))
     if x.dim() < 3 or x.shape[0] != members:
-        raise DataError(f"{name} has shape {tuple(x.shape)}; one data set a member is ({members}, n, features).")
-    for part in x:
-        check_observations(part, name=name)
-    return Apart(x.to(device))
+        raise DataError(f"{name} has shape {tuple(x.shape)}; one data set per member is ({members}, n, features).")
+    for data_set in x:
+        check_observations(data_set, name=name)
+    return PerMemberRows(x.to(device))
 
 
-def sparse_rows(matrix: Matrix, device: torch.device) -> Sparse | Resident:
-    """Rows of a CSR matrix: on the device where it has room for them, else in the host's memory."""
+def sparse_rows(matrix: Matrix, device: torch.device) -> SparseRows | DeviceRows:
+    """The rows of a CSR matrix, in the device's memory if they fit there and in the host's memory otherwise."""
     if device.type == "cuda":
         size = sum(part.nbytes for part in (matrix.data, matrix.indices, matrix.indptr))
-        if size < _SHARE * torch.cuda.mem_get_info(device)[0]:
-            return Resident.brought(matrix, device)
-    return Sparse(matrix, device)
+        if size < _MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]:
+            return DeviceRows.from_matrix(matrix, device)
+    return SparseRows(matrix, device)
 
 
 def _checked(x: Matrix, name: str) -> Matrix:
@@ -342,6 +337,6 @@ def _checked(x: Matrix, name: str) -> Matrix:
 
 
 def blocks(x: Observations, size: int, members: int | None) -> Iterator[Tensor]:
-    """All observations, `size` at a time."""
+    """All observations in order, `size` at a time."""
     for start in range(0, x.n, size):
         yield x.block(slice(start, start + size), members)

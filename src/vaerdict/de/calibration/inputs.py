@@ -30,7 +30,7 @@ SPLITTING = 63
 class Cells(NamedTuple):
     """Cells of the groups to split and of others: counts and labels as an AnnData, and a hash of them.
 
-    `model_layer` is the layer that a given model reads counts from.
+    `model_layer` is the layer that a fitted model reads counts from.
     """
 
     adata: Any
@@ -78,7 +78,7 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
     A model needs all its genes and the columns of obs that it was registered with, as they are.
     """
     pandas = require("pandas", "bio")
-    rows = _rows(labels[analysis.groupby], groups, analysis, given=model is not None)
+    rows = _rows(labels[analysis.groupby], groups, analysis, fitted=model is not None)
     if model is None:
         counts = data.read_counts(
             adata,
@@ -106,10 +106,10 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
     return _cells(matrix, obs, var, [], layer, sha256(model / "model.pt"))
 
 
-def _rows(values: np.ndarray, groups: Sequence[str], analysis: DEOptions, *, given: bool) -> np.ndarray:
+def _rows(values: np.ndarray, groups: Sequence[str], analysis: DEOptions, *, fitted: bool) -> np.ndarray:
     """The rows of the cells to split and of others at random, with `borrow` unlabelled ones first.
 
-    A model that is trained learns from `MOST_TRAINING` cells at most, a given one may have learned from all.
+    A model that is trained learns from `MOST_TRAINING` cells at most, a fitted one may have learned from all.
     """
     members = np.array([value in groups for value in values])
     others = np.random.default_rng([analysis.seed, SPLITTING]).permutation(np.flatnonzero(~members))
@@ -117,7 +117,7 @@ def _rows(values: np.ndarray, groups: Sequence[str], analysis: DEOptions, *, giv
     if analysis.borrow:
         labelled = np.array([value is not None for value in values])
         others = others[np.argsort(labelled[others], kind="stable")]
-        most = max(most, int((~labelled).sum())) if given else MOST_TRAINING
+        most = max(most, int((~labelled).sum())) if fitted else MOST_TRAINING
     return np.sort(np.concatenate([np.flatnonzero(members), others[:most]]))
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vaerdict.core import DataError
 from vaerdict.de.calibration.summary import KIND_NAMES, METHOD_NAMES
 from vaerdict.de.effects import INTERVAL
+from vaerdict.de.page.tables import settings_table
 from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.figures import blank, label
-from vaerdict.report.page import flat
 from vaerdict.report.render import read_run, well_formed
 from vaerdict.report.summary import Row, grouped, rows_of
 from vaerdict.report.svg import GREY, OKABE_ITO
@@ -52,7 +52,7 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
         Section("Where changes were planted", _spikes(results)),
         Section("Coverage of the intervals", _intervals(results)),
         Section("How the verdict is reached", [str(verdict["rule"]), _PLANTING, truth]),
-        Section("Settings", [_settings(results)]),
+        Section("Settings", [settings_table(results["settings"])]),
     ]
     groups = [str(group) for group in results["settings"]["groups"]]
     named = ", ".join(groups[:3]) + (f" and {len(groups) - 3} more" if len(groups) > 3 else "")
@@ -65,17 +65,11 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
 
 
 def _method(row: Row) -> str:
-    return METHOD_NAMES.get(row["method"], row["method"])
+    return METHOD_NAMES.get(str(row["method"]), str(row["method"]))
 
 
 def _series(row: Row) -> str:
     return f"{_method(row)}, {row['replicates']}"
-
-
-def _settings(results: Row) -> Table:
-    rows = [{"what": str(key), "value": flat(value)} for key, value in results["settings"].items()]
-    columns = (Column("what", "setting"), Column("value", "value"))
-    return Table("settings", "Every option of this run", columns, rows, detail=True)
 
 
 # ------------------------------------------------------------------------------------------------------ sections
@@ -191,7 +185,7 @@ def _intervals(results: Row) -> list[Block]:
         return []
     body = [
         {
-            "series": f"{KIND_NAMES.get(row['kind'], row['kind'])}, {row['replicates']}",
+            "series": f"{KIND_NAMES[row['kind']]}, {row['replicates']}",
             "stated": INTERVAL,
             "coverage": Value(row["coverage"], row["coverage_se"]),
             "splits": row["splits"],

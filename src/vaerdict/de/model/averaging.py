@@ -19,22 +19,21 @@ from vaerdict.core import Progress, SettingError, check_count, log_normalise, si
 from vaerdict.de.data import block_size, chunk_size
 from vaerdict.de.model.cell_weights import PARTICLES, Bootstrap, Weighting, Weights
 from vaerdict.de.model.posterior import CellPosterior, Filled, default_engine, moved
-from vaerdict.engines import Engine, Made, in_order
-from vaerdict.noise import PerUnit
-from vaerdict.samplers.resampling import systematic
-from vaerdict.training.data import Rows, Shared
+from vaerdict.engines import Engine, LazySequence, ordered_results
+from vaerdict.noise import KeyedNoise
+from vaerdict.samplers import systematic
+from vaerdict.training.data import Rows, SharedRows
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """A group of cells and how they are averaged: by which weights, and by mean or median.
+    """A group of cells and the weights that they are averaged by.
 
     Shapes: ``cells (n,)``, indices into the cells of a posterior.
     """
 
     cells: Tensor
     weighting: Weighting = field(default_factory=Bootstrap)
-    median: bool = False
 
 
 class Averages(NamedTuple):
@@ -79,34 +78,49 @@ def averages(
     engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Averages:
-    """Average normalised expression of several populations for `n_draws` joint draws, in one pass over the cells.
+    """Average normalised expression of several populations in joint draws, in one pass over the cells.
 
     Each cell gets `n_draws` particles, Pareto-smoothed and resampled systematically into as many draws of equal weight
-    in random order. `block` cells are an item of the `engine`'s, and `chunk` numbers, draws x cells x genes, are spread
-    out at a time; by default both suit the device. A block's sums are ``populations x draws x genes`` numbers, and are
-    added up in order: engines give the same averages to the last bit, other blocks up to rounding, which now and then
-    makes a draw take a neighbouring particle.
+    in random order. The sums of a block are ``populations x draws x genes`` numbers and are added in order: engines
+    give the same averages to the last bit, other blocks up to rounding, which now and then makes a draw take a
+    neighbouring particle.
 
-    A population averaged by its median also keeps the latents of its cells, and spreads out the genes of one draw at a
-    time.
+    Parameters
+    ----------
+    posterior
+        The posterior of every cell's latent.
+    populations
+        The groups of cells to average.
+    n_draws
+        Number of joint draws.
+    seed
+        Seed of particles and weights; what a cell draws depends on it and on the cell's index.
+    block, chunk
+        Cells per item of the engine, and numbers (draws x cells x genes) in memory at a time; by default both suit the
+        device.
+    engine
+        What works on blocks: threads of this process by default.
+    progress
+        Called with the cells done, their number and a name.
+
+    Returns
+    -------
+    Averages
+        Expression of each population, ``(draws, genes)``, and k-hat, ESS and latent of every cell.
     """
     check_count(n_draws, name="n_draws")
     cells = _all_cells(posterior.n_cells, populations)
-    means = _prepared({k: v for k, v in populations.items() if not v.median}, posterior.n_cells, n_draws, seed)
-    keep = len(means) < len(populations)
-    work = partial(_worked, means, n_draws, seed, chunk or chunk_size(posterior.device), keep)
+    weights = _prepared(populations, posterior.n_cells, n_draws, seed)
+    work = partial(_worked, weights, n_draws, seed, chunk or chunk_size(posterior.device))
     size = block_size(posterior.device) if block is None else check_count(block, name="block")
-    items = Made(cells.split(size), lambda block: (block, posterior.select(block)))
-    sums, filled, drawn, done = _Sums(), Filled(posterior.n_cells), list[Tensor](), 0
-    for part in in_order((engine or default_engine(posterior.device)).map(work, items)):
+    items = LazySequence(cells.split(size), lambda block: (block, posterior.select(block)))
+    sums, filled, done = _Sums(), Filled(posterior.n_cells), 0
+    for part in ordered_results((engine or default_engine(posterior.device)).map(work, items)):
         sums.add(part.sums)
         filled.put(cells[done : done + len(part.khat)], (part.khat, part.ess, part.latent))
-        drawn += [] if part.z is None else [part.z]
         progress(done := done + len(part.khat), len(cells), "cells")
     khat, ess, latent = filled.columns
     expression = sums.means()
-    for name in populations.keys() - means.keys():
-        expression[name] = _median(posterior, populations[name], cells, torch.cat(drawn, 1), seed)
     return Averages({name: expression[name] for name in populations}, khat, ess, latent)
 
 
@@ -123,17 +137,31 @@ def fixed_averages(
 ) -> dict[str, Tensor]:
     """Averages of fixed expression, such as proportions of counts: only the cells' weights vary between draws.
 
-    `Rows` of counts, whose first `n_genes` columns are genes, are turned into proportions.
+    Parameters
+    ----------
+    expression
+        Expression ``(cells, genes)``, or `Rows` of counts whose first `n_genes` columns are turned into proportions.
+    populations
+        The groups of cells to average.
+    n_draws, seed
+        Number of joint draws and seed of the weights.
+    n_genes
+        Number of genes of `Rows`.
+    block, engine
+        As for `averages`.
 
-    Shapes: ``expression (cells, genes) -> {name: (draws, genes)}``.
+    Returns
+    -------
+    dict
+        The averages by population, ``(draws, genes)`` each.
     """
-    rows = Shared(expression) if isinstance(expression, Tensor) else expression
+    rows = SharedRows(expression) if isinstance(expression, Tensor) else expression
     weights = _prepared(populations, rows.n, check_count(n_draws, name="n_draws"), seed)
     work = partial(_weighed, weights, None if isinstance(expression, Tensor) else n_genes)
     size = block_size(rows.device) if block is None else check_count(block, name="block")
-    items = Made(torch.arange(rows.n).split(size), lambda block: (block, rows.select(block)))
+    items = LazySequence(torch.arange(rows.n).split(size), lambda block: (block, rows.select(block)))
     sums = _Sums()
-    for part in in_order((engine or default_engine(rows.device)).map(work, items)):
+    for part in ordered_results((engine or default_engine(rows.device)).map(work, items)):
         sums.add(part)
     return sums.means()
 
@@ -147,30 +175,28 @@ class _Sum(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The results of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``, ``z (draws, c, d)``."""
+    """The results of a block of cells. Shapes: ``khat``, ``ess`` ``(c,)``, ``latent (c, d)``."""
 
     sums: dict[str, _Sum]
     khat: Tensor
     ess: Tensor
     latent: Tensor
-    z: Tensor | None
 
 
 @torch.no_grad()
 def _worked(
-    weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, keep: bool, item: tuple[Tensor, CellPosterior]
+    weights: Mapping[str, _Weighed], n: int, seed: int, chunk: int, item: tuple[Tensor, CellPosterior]
 ) -> _Block:
     """Refine, draw, compute weights, resample and average the cells of one block."""
     cells, posterior = item[0].to(item[1].device), item[1]
-    source = PerUnit(seed, PARTICLES, cells)
+    source = KeyedNoise(seed, PARTICLES, cells)
     z, log_w = posterior.particles(n, source)
     smooth, khat = diagnostics.psis(log_w.double())
     latent = (log_normalise(smooth).exp().unsqueeze(-1) * z).sum(0).to(z)
     drawn = moved(posterior, _resampled(z, smooth, source), seed)
     of_block = {name: weight(cells) for name, weight in weights.items() if weight.touches(cells)}
     sums = _summed(posterior, drawn, of_block, chunk) if of_block else {}
-    stored = drawn.cpu() if keep else None
-    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu(), stored)
+    return _Block(sums, khat.cpu(), diagnostics.ess(log_w).cpu(), latent.cpu())
 
 
 def _summed(posterior: CellPosterior, z: Tensor, weights: Mapping[str, Tensor], chunk: int) -> dict[str, _Sum]:
@@ -194,7 +220,7 @@ def _weighed(weights: Mapping[str, _Weighed], n_genes: int | None, item: tuple[T
     return {name: _Sum((w @ x).cpu(), w.sum(1, keepdim=True).cpu()) for name, w in of_block.items()}
 
 
-def _resampled(z: Tensor, log_w: Tensor, source: PerUnit) -> Tensor:
+def _resampled(z: Tensor, log_w: Tensor, source: KeyedNoise) -> Tensor:
     """Latents of equal weight in random order: cells are independent, so their draws must not be sorted alike."""
     uniform = source.uniform(len(z) + 1, z.shape[1:2], 1, like=log_w).squeeze(-1)
     index = systematic(log_w, uniform[0]).gather(0, uniform[1:].argsort(0))
@@ -260,18 +286,3 @@ def _all_cells(n_cells: int, populations: Mapping[str, Population]) -> Tensor:
         if not len(cells) or int(cells.min()) < 0 or int(cells.max()) >= n_cells:
             raise SettingError(f"population {name!r} must name some of the cells 0 to {n_cells - 1}.")
     return torch.cat([population.cells for population in populations.values()]).unique()
-
-
-def _median(posterior: CellPosterior, population: Population, cells: Tensor, z: Tensor, seed: int) -> Tensor:
-    """Weighted median over a population's cells, draw by draw. Shapes: ``z (draws, cells, d) -> (draws, genes)``."""
-    place = torch.searchsorted(cells, population.cells)
-    weight = population.weighting.of(population.cells, len(z), seed)(population.cells).double()
-    each = (posterior.expression(z[s : s + 1, place].to(posterior.device))[0].cpu() for s in range(len(z)))
-    return torch.stack([_weighted_median(values, weight[s]) for s, values in enumerate(each)])
-
-
-def _weighted_median(values: Tensor, weight: Tensor) -> Tensor:
-    """The value at which half of the weight is reached. Shapes: ``(cells, genes), (cells,) -> (genes,)``."""
-    ranked, order = values.double().sort(0)
-    reached = weight[order].cumsum(0) >= 0.5 * weight.sum()
-    return ranked.gather(0, reached.int().argmax(0, keepdim=True))[0]

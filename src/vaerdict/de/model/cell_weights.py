@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError
-from vaerdict.noise import PerUnit
+from vaerdict.noise import KeyedNoise
 
 PARTICLES, WEIGHTS, PICKS, MEANS, CHECKS = range(5)
 """Independent streams of randomness: what the noise of a cell is used for."""
@@ -81,7 +81,7 @@ def _gammas(
 
 
 def _of_units(concentration: Tensor, n_draws: int, seed: int, units: Tensor) -> Tensor:
-    return PerUnit(seed, WEIGHTS, units).gamma(n_draws, units.shape, concentration).squeeze(-1)
+    return KeyedNoise(seed, WEIGHTS, units).gamma(n_draws, units.shape, concentration).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class OneCell:
 
     def of(self, group: Tensor, n_draws: int, seed: int, /) -> Weights:
         """One for the cell picked in a draw, zero for the others."""
-        u = PerUnit(seed, PICKS, group[:1]).uniform(n_draws, (1,), 1, like=torch.zeros((), dtype=torch.float64))
+        u = KeyedNoise(seed, PICKS, group[:1]).uniform(n_draws, (1,), 1, like=torch.zeros((), dtype=torch.float64))
         return partial(_picked, group[(u.flatten() * len(group)).long()])
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from vaerdict.core import log_normalise
 from vaerdict.de.model.cell_weights import CHECKS
 from vaerdict.de.model.posterior import CellPosterior
-from vaerdict.noise import PerUnit, seeded
+from vaerdict.noise import KeyedNoise, seeded
 from vaerdict.training.data import Rows
 
 _CELLS, _REPLICAS, _PARTICLES, _SHOWN = 200, 40, 100, 200
@@ -43,7 +43,7 @@ def predictive(
     model: Sampling, rows: Rows, posterior: CellPosterior, n_genes: int, *, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Counts of some cells, and replicas of them. Shapes: ``rows (cells, p) -> (c, genes), (replicas, c, genes)``."""
-    generator = PerUnit(seed, CHECKS, torch.zeros(1)).generator
+    generator = KeyedNoise(seed, CHECKS, torch.zeros(1)).generator
     cells = torch.randperm(rows.n, generator=generator)[:_CELLS].sort().values
     observed, drawn = [], []
     for block in cells.split(_AT_A_TIME):
@@ -63,7 +63,7 @@ def on(device: torch.device, generator: torch.Generator) -> torch.Generator:
 
 def latents(posterior: CellPosterior, cells: Tensor, n: int, *, seed: int) -> Tensor:
     """Draws of the latents of a posterior's cells, of equal weight. Shapes: ``(c,) -> (n, c, d)``."""
-    source = PerUnit(seed, CHECKS, cells.to(posterior.device))
+    source = KeyedNoise(seed, CHECKS, cells.to(posterior.device))
     z, log_w = posterior.particles(_PARTICLES, source)
     uniform = source.uniform(n, cells.shape, 1, like=log_w.double()).squeeze(-1)
     cumulative = log_normalise(log_w.double()).exp().cumsum(0)

@@ -24,7 +24,7 @@ from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, OfCounts
 from vaerdict.training import RECIPES, Fit, Member, RefinedBound, Settings, refined_evidence, train
-from vaerdict.training.data import Resampled, Rows
+from vaerdict.training.data import ResampledRows, Rows
 
 LATENTS, HIDDEN = 10, (128,)
 SCORED = 200
@@ -155,10 +155,10 @@ def _refit(
     members = [Member(fit.model, fit.proposal, fit.member.recipe, s) for s in seeds]
     return train(
         members,
-        Resampled(split.train, resamples.to(split.train.device)),
+        ResampledRows(split.train, resamples.to(split.train.device)),
         split.valid.expand(n, -1, -1),
         effort.settings(n_cells, epochs=best, patience=None, check_every=best),
-        apart=True,
+        per_member=True,
         device=device,
         checkpoint=None if folder is None else folder / "refits",
         progress=lambda done, total, what: progress(done, total, f"refits of {what}"),

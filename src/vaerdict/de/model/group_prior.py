@@ -22,7 +22,7 @@ from torch import Tensor
 from vaerdict.core import Model, SettingError, prepared
 from vaerdict.de.model.cell_weights import MEANS
 from vaerdict.distributions import Elliptical, StandardNormal
-from vaerdict.noise import PerUnit
+from vaerdict.noise import KeyedNoise
 
 _AT_A_TIME = 4096  # cells whose covariances are spread out together
 _PRIOR_CELLS = 1.0  # how many cells the belief in a mean of zero is worth
@@ -99,7 +99,7 @@ class GroupMeans:
     def moves(self, n: int, seed: int) -> Tensor:
         """What n joint draws add to the latents of the cells, the same within a group. Shapes: ``-> (n, cells, d)``."""
         groups, place = self.labels.unique(return_inverse=True)
-        eps = PerUnit(seed, MEANS, groups).normal(n, groups.shape, self.root.shape[-1], like=self.root)
+        eps = KeyedNoise(seed, MEANS, groups).normal(n, groups.shape, self.root.shape[-1], like=self.root)
         return torch.einsum("cij,ncj->nci", self.root, eps[:, place])
 
     def select(self, cells: Tensor) -> GroupMeans:

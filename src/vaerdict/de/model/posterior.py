@@ -14,11 +14,11 @@ from vaerdict.core import Progress, Proposal, ShapeError, check_count, check_log
 from vaerdict.de.data import block_size, chunk_size
 from vaerdict.de.model.group_prior import Expressing, GroupedModel, GroupMeans, Levels, levels
 from vaerdict.distributions import Elliptical, Triangular
-from vaerdict.engines import Engine, Made, Threads, in_order
+from vaerdict.engines import Engine, LazySequence, Threads, ordered_results
 from vaerdict.noise import Randomness
 from vaerdict.proposals import check_latent, defensive
 from vaerdict.refinement import refine
-from vaerdict.training.data import Rows, Shared
+from vaerdict.training.data import Rows, SharedRows
 
 _INFLATE = 1.1
 _BYTES = {"cpu": 2**28, "cuda": 2**33}
@@ -253,13 +253,29 @@ def streamed(
 ) -> Streamed:
     """The posterior at cells by a Student-t fitted to each cell, with a defensive share of the prior, block by block.
 
-    `start` is an encoder, or a tensor of locations, to start the search for modes from. With `labels`, a number for
-    each cell's group and negative for none, the prior has a mean of its own in each group
-    (`vaerdict.de.model.group_prior`); that takes a first pass over the cells, unless its `modes` are given. Where
-    donors are the replicates, each needs a label of its own: about a mean they share, donors look more alike than they
-    are.
+    Parameters
+    ----------
+    model
+        A model of counts with an expression.
+    rows
+        The observations of the cells.
+    start
+        An encoder, or locations ``(cells, d)``, to start the search for modes from.
+    labels
+        A number for each cell's group ``(cells,)``, negative for none: the prior then has a mean of its own in each
+        group (`vaerdict.de.model.group_prior`). Where donors are the replicates, each needs a label of its own: about a
+        mean they share, donors look more alike than they are.
+    modes
+        The modes under the model's own prior, found in a first pass over the cells by default.
+    prior_share
+        Share of the prior in the mixture that particles are drawn from.
+    block, engine, progress
+        How that first pass is done.
 
-    Shapes: ``start (cells, d)``, ``labels (cells,)``.
+    Returns
+    -------
+    Streamed
+        The posterior, computed when particles are drawn.
     """
     if labels is None:
         return Streamed(model, rows, start, prior_share)
@@ -276,11 +292,11 @@ def refined(
     labels: Tensor | None = None,
     prior_share: float = 0.05,
 ) -> Proposed:
-    """The posterior at cells x as by `streamed`, all cells at once.
+    """The posterior at cells x as by `streamed`, whose parameters these are, all cells at once.
 
     Shapes: ``x (cells, genes)``, ``start (cells, d)``, ``labels (cells,)``.
     """
-    return streamed(model, Shared(x), start, labels=labels, prior_share=prior_share, block=len(x)).proposed
+    return streamed(model, SharedRows(x), start, labels=labels, prior_share=prior_share, block=len(x)).proposed
 
 
 def find_modes(
@@ -294,9 +310,9 @@ def find_modes(
 ) -> Modes:
     """The modes of all cells under the model's own prior, block by block, in the host's memory."""
     size = block_size(rows.device) if block is None else check_count(block, name="block")
-    items = Made(torch.arange(rows.n).split(size), lambda cells: (rows.select(cells), _start(start, cells)))
+    items = LazySequence(torch.arange(rows.n).split(size), lambda cells: (rows.select(cells), _start(start, cells)))
     filled, done = Filled(rows.n), 0
-    for part in in_order((engine or default_engine(rows.device)).map(partial(_modes, model), items)):
+    for part in ordered_results((engine or default_engine(rows.device)).map(partial(_modes, model), items)):
         filled.put(slice(done, done := done + len(part.loc)), part)
         progress(done, rows.n, "cells refined")
     return Modes(*filled.columns)

@@ -11,7 +11,7 @@ from vaerdict.core import DataError
 from vaerdict.de.page.figures import check_picture, khat_picture
 from vaerdict.de.page.genes import Genes, called, packed, read
 from vaerdict.de.page.live import Card, cards, genes_view
-from vaerdict.de.page.tables import contrasts_table, diagnostics_table, selection_table, top_table
+from vaerdict.de.page.tables import contrasts_table, diagnostics_table, selection_table, settings_table, top_table
 from vaerdict.de.page.truth import (
     TruthCheck,
     percent,
@@ -23,7 +23,6 @@ from vaerdict.de.page.truth import (
 )
 from vaerdict.de.verdict import DECIDERS, Decider, Finding, advice, calls_message, findings
 from vaerdict.report.document import Block, Document, Section
-from vaerdict.report.page import flat
 from vaerdict.report.render import read_run, well_formed
 from vaerdict.report.summary import Row, rows_of
 from vaerdict.report.tables import Column, Table
@@ -74,7 +73,7 @@ def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] 
     what = contrasts[0]["name"] if len(contrasts) == 1 else f"{len(contrasts)} contrasts"
     return Document(
         f"Differential expression: {what}",
-        [*(truth_messages(check) if check else []), *_summary(results, contrasts, parts)],
+        [*(truth_messages(check, decider) if check else []), *_summary(results, contrasts, parts)],
         [section for section in sections if section.blocks],
         manifest,
         style=_asset("page.css"),
@@ -141,12 +140,10 @@ def _model_sections(model: Row) -> list[Section]:
 
 
 def _settings(results: Row) -> list[Block]:
-    rows = [{"what": str(key), "value": flat(value)} for key, value in (results.get("settings") or {}).items()]
     stages = [{"what": str(key), "value": float(value)} for key, value in (results.get("seconds") or {}).items()]
-    columns = (Column("what", "setting"), Column("value", "value"))
     times = (Column("what", "stage"), Column("value", "seconds", 1))
     return [
-        Table("settings", "Every option of this run", columns, rows, detail=True),
+        settings_table(results.get("settings") or {}),
         *([Table("seconds", "Seconds of each stage", times, stages, detail=True)] if stages else []),
     ]
 

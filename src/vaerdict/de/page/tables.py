@@ -1,4 +1,4 @@
-"""The tables of the page: contrasts, leading genes, groups and models."""
+"""The tables of the page: contrasts, leading genes, groups, models and settings."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Any
 
 from vaerdict.de.page.genes import Genes, called, leading
 from vaerdict.de.verdict import Decider, group_names
+from vaerdict.report.page import flat
 from vaerdict.report.summary import Row
 from vaerdict.report.tables import Column, Table
 
 NAIVE = (
     "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage; it "
-    "calls many genes falsely and is shown for comparison."
+    "calls genes with few counts too easily and is shown for comparison."
 )
 
 
 def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str, decider: Decider) -> Table:
     """What was found in each contrast; `scale` describes the fold change."""
-    a, b = group_names(contrasts[0]) if len(contrasts) == 1 else ("the first group", "the second")
+    a, b = group_names(contrasts[0]) if len(contrasts) == 1 else ("the first group", "the second group")
     columns = [
         Column("name", "contrast"),
-        Column("cells", f"cells of {a}, {b}"),
-        Column("samples", f"samples of {a}, {b}"),
+        Column("cells", f"cells of {a} and {b}"),
+        Column("samples", f"samples of {a} and {b}"),
         Column("n", "genes called"),
         Column("n_up", f"higher in {a}"),
         Column("n_down", f"higher in {b}"),
@@ -105,3 +106,10 @@ def selection_table(rows: Sequence[Row]) -> Table:
     body = [{**row, "used": "yes" if row.get("chosen") else ""} for row in rows]
     note = "The model with the largest refined log evidence of held-out cells is used." if len(rows) > 1 else ""
     return Table("selection", "The models that were fitted", columns, body, note)
+
+
+def settings_table(settings: Row) -> Table:
+    """Every option of a run, folded."""
+    rows = [{"what": str(key), "value": flat(value)} for key, value in settings.items()]
+    columns = (Column("what", "setting"), Column("value", "value"))
+    return Table("settings", "Every option of this run", columns, rows, detail=True)

@@ -133,21 +133,16 @@ def _joined(parts: Sequence[KnownGenes]) -> KnownGenes:
 
     exact, low, high = (torch.cat(columns) for columns in zip(*(part[:3] for part in parts), strict=True))
     naive = [part.naive for part in parts if part.naive is not None]
-    whole = calls(naive) if len(naive) == len(parts) else None
-    return KnownGenes(exact, low, high, calls([part.reported for part in parts]), whole)
+    all_naive = calls(naive) if len(naive) == len(parts) else None
+    return KnownGenes(exact, low, high, calls([part.reported for part in parts]), all_naive)
 
 
 # ------------------------------------------------------------------------------------------------------ messages
-def truth_messages(check: TruthCheck) -> list[str]:
+def truth_messages(check: TruthCheck, decider: Decider) -> list[str]:
     """How right the answer is, the most important first."""
-    score, naive = check.score(check.overall), check.score(check.overall, BOOTSTRAP)
-    if score is None:
-        return []
+    first, *rest = [card.meaning for card in truth_cards(check, decider)] or [""]
     opening = "The data were simulated, so that the answer can be checked."
-    return [
-        f"{opening} {_rate(check, score)} {_recall(check, score)}",
-        " ".join([_coverage(check, score), *([_compared(score, naive)] if naive else [])]),
-    ]
+    return [f"{opening} {first} {rest[0]}", " ".join(rest[1:])] if rest else []
 
 
 def truth_cards(check: TruthCheck, decider: Decider) -> list[Card]:
@@ -155,63 +150,51 @@ def truth_cards(check: TruthCheck, decider: Decider) -> list[Card]:
     score, naive = check.score(check.overall), check.score(check.overall, BOOTSTRAP)
     if score is None:
         return []
-    share = "There are none" if score.tpr is None else f"{percent(score.tpr)} of them"
-    recall_tone = "good" if (score.tpr or 0.0) >= _MOST else "open"
-    lacking = check.interval - (score.coverage or 0.0)
-    tone = "good" if lacking <= _CLOSE else "open" if lacking <= _FAR else "bad"
-    held = f"{percent(score.coverage or 0.0)} do"
-    answers = [
-        Card("Was the FDR kept?", f"{percent(score.fdp)} are false", _rate(check, score), _rate_tone(check, score)),
-        Card("Were the changed genes found?", share, _recall(check, score), recall_tone),
-        Card("Do the intervals cover the truth?", held, _coverage(check, score), tone),
-    ]
-    if naive is not None:
-        ratio = score.error / naive.error if naive.error else 1.0
-        gain = "Smaller errors" if ratio < 0.95 else "Larger errors" if ratio > 1.05 else "As large errors"
-        answers.append(Card(decider.comparison, gain, _compared(score, naive), "open"))
-    return answers
+    answers = [_fdr_card(check, score), _recall_card(check, score), _coverage_card(check, score)]
+    return [*answers, *([] if naive is None else [_comparison_card(score, naive, decider)])]
 
 
-def _rate(check: TruthCheck, score: Score) -> str:
-    if not score.called:
-        return "No gene is called, so that no call is false."
-    outcome = {
-        "good": "the FDR was kept",
-        "open": "more than was asked for, but no more than chance explains",
-        "bad": "more than chance explains",
-    }[_rate_tone(check, score)]
-    return (
-        f"{score.false:,} of {score.called:,} calls are false, {percent(score.fdp)} where {percent(check.level)} was "
-        f"asked for: {outcome}."
-    )
-
-
-def _rate_tone(check: TruthCheck, score: Score) -> str:
+def _fdr_card(check: TruthCheck, score: Score) -> Card:
     """Calls are taken as independent, which understates chance where contrasts share a group."""
+    question, answer = "Was the FDR kept?", f"{percent(score.fdp)} are false"
+    if not score.called:
+        return Card(question, answer, "No gene is called, so that no call is false.", "good")
     if score.fdp <= check.level:
-        return "good"
-    return "open" if stats.binom.sf(score.false - 1, score.called, check.level) >= _CHANCE else "bad"
+        tone, outcome = "good", "the FDR was kept"
+    elif stats.binom.sf(score.false - 1, score.called, check.level) >= _CHANCE:
+        tone, outcome = "open", "more than was asked for, but no more than chance explains"
+    else:
+        tone, outcome = "bad", "more than chance explains"
+    rate = f"{score.false:,} of {score.called:,} calls are false, {percent(score.fdp)} where {percent(check.level)} was"
+    return Card(question, answer, f"{rate} asked for: {outcome}.", tone)
 
 
-def _recall(check: TruthCheck, score: Score) -> str:
-    if not score.changed:
-        return f"No true change is as large as {check.delta:g}."
-    return f"{score.found:,} of the {score.changed:,} true changes of at least {check.delta:g} were found."
+def _recall_card(check: TruthCheck, score: Score) -> Card:
+    question = "Were the changed genes found?"
+    if score.tpr is None:
+        return Card(question, "There are none", f"No true change is as large as {check.delta:g}.", "open")
+    meaning = f"{score.found:,} of the {score.changed:,} true changes of at least {check.delta:g} were found."
+    return Card(question, f"{percent(score.tpr)} of them", meaning, "good" if score.tpr >= _MOST else "open")
 
 
-def _coverage(check: TruthCheck, score: Score) -> str:
+def _coverage_card(check: TruthCheck, score: Score) -> Card:
     covered = score.coverage or 0.0
-    close = abs(covered - check.interval) <= _CLOSE
-    outcome = "as stated" if close else "they are too narrow" if covered < check.interval else "they are wide"
-    return f"The {percent(check.interval)} intervals cover the truth for {percent(covered)} of the genes: {outcome}."
+    lacking = check.interval - covered
+    outcome = "as stated" if abs(lacking) <= _CLOSE else "they are too narrow" if lacking > 0 else "they are wide"
+    meaning = f"The {percent(check.interval)} intervals cover the truth for {percent(covered)} of the genes: {outcome}."
+    tone = "good" if lacking <= _CLOSE else "open" if lacking <= _FAR else "bad"
+    return Card("Do the intervals cover the truth?", f"{percent(covered)} do", meaning, tone)
 
 
-def _compared(score: Score, naive: Score) -> str:
-    return (
+def _comparison_card(score: Score, naive: Score, decider: Decider) -> Card:
+    ratio = score.error / naive.error if naive.error else 1.0
+    gain = "Smaller errors" if ratio < 0.95 else "Larger errors" if ratio > 1.05 else "As large errors"
+    meaning = (
         f"The mean error of the LFC is {score.error:.3f}, that of a naive bootstrap {naive.error:.3f}; the bootstrap "
         f"calls {naive.called:,} genes, of which {percent(naive.fdp)} are false, and finds {naive.found:,} of the true "
         "changes."
     )
+    return Card(decider.comparison, gain, meaning, "open")
 
 
 def percent(share: float) -> str:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vaerdict.core import SettingError, floating
+from vaerdict.core import floating
 from vaerdict.distributions import Noise
 from vaerdict.noise import Source, global_state_from
-from vaerdict.proposals import Trainable, center_and_spread
+from vaerdict.optional import require
+from vaerdict.proposals.families import Trainable, center_and_spread
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,14 @@ class SplineFlow:
 
     @property
     def suffix(self) -> str:
-        """What follows the objective's name in tables."""
+        """What follows the name of the objective in tables."""
         return "-flow"
 
     def make(self, x: Tensor, d: int, *, hidden: Sequence[int], generator: torch.Generator) -> Flow:
-        """A fresh proposal for observations like x with d latents."""
-        try:
-            from zuko.flows import NSF
-        except ImportError as error:
-            raise SettingError("spline flows need zuko; install it with `pip install vaerdict[flows]`.") from error
+        """Create an untrained proposal; see `Family.make`."""
+        flows = require("zuko.flows", "flows")
         with global_state_from(generator):
-            flow = NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
+            flow = flows.NSF(d, context=x.shape[-1], transforms=self.transforms, hidden_features=tuple(hidden))
         return Flow(flow, d, *center_and_spread(x)).to(floating(x[:1]))
 
 
@@ -51,8 +49,11 @@ class Flow(Trainable):
 
 
 class _FlowMap(nn.Module):
-    """A flow that does all its work inside `forward`: zuko's distributions are lazy, and would read parameters only
-    after `functional_call` has put the live ones back."""
+    """A flow that is evaluated inside `forward`.
+
+    The distributions of zuko are lazy. Evaluated later, they would read their parameters after `functional_call` has
+    restored the original ones.
+    """
 
     def __init__(self, flow: nn.Module) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ class _FlowMap(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class FlowConditional:
-    """A flow conditioned on observations; stopping it evaluates the network with detached parameters."""
+    """A flow conditioned on observations; if `stopped`, it is evaluated with detached parameters."""
 
     owner: Flow
     context: Tensor

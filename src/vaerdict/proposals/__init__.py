@@ -1,0 +1,32 @@
+"""Approximate posteriors: amortised families, normalising flows, the prior, and mixtures of proposals."""
+
+from vaerdict.proposals.families import (
+    Amortised,
+    Conditional,
+    Family,
+    Normal,
+    OfCounts,
+    Preprocessed,
+    Student,
+    Trainable,
+)
+from vaerdict.proposals.flow import Flow, SplineFlow
+from vaerdict.proposals.mixture import Mixture, Prior, check_latent, defensive, optimal_shares
+
+__all__ = [
+    "Amortised",
+    "Conditional",
+    "Family",
+    "Flow",
+    "Mixture",
+    "Normal",
+    "OfCounts",
+    "Preprocessed",
+    "Prior",
+    "SplineFlow",
+    "Student",
+    "Trainable",
+    "check_latent",
+    "defensive",
+    "optimal_shares",
+]
