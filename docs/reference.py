@@ -216,12 +216,13 @@ def _item(head: str, _: str, body: str) -> str:
     """A parameter, its type where it has one, and its meaning, as an item of a list."""
     name, _, kind = head.partition(" : ")
     names = ", ".join(f"`{each.strip()}`" for each in name.split(", "))
-    meaning = _formulas(" ".join(body.split()))
+    meaning = _formulas(" ".join(re.sub(r"(?<=\w)-\n\s*", "-", body).split()))  # a line may end at a hyphen
     return f"- {names}{f' ({kind})' if kind else ''}{f': {meaning}' if meaning else ''}"
 
 
 def _formulas(text: str) -> str:
-    """Formulas of Sphinx as GitHub writes them, with dollars."""
+    """Formulas and tables of Sphinx as GitHub writes them."""
+    text = _TABLE.sub(_table, text)
     text = re.sub(r"\.\. math::(.*?)(?:\n\n|\Z)", _displayed, text, flags=re.DOTALL)
     text = re.sub(r":math:`(.+?)`", r"$\1$", text, flags=re.DOTALL)
     return text.replace("``", "`")
@@ -229,6 +230,19 @@ def _formulas(text: str) -> str:
 
 def _displayed(match: re.Match[str]) -> str:
     return f"```math\n{textwrap.dedent(match[1]).strip()}\n```\n\n"
+
+
+_RULE = r"(?P<rule>=+(?: +=+)+)"
+_TABLE = re.compile(rf"^{_RULE}\n(?P<head>.+)\n(?P=rule)\n(?P<rows>.+?)\n(?P=rule)$", re.MULTILINE | re.DOTALL)
+
+
+def _table(match: re.Match[str]) -> str:
+    spans = [rule.span() for rule in re.finditer("=+", match["rule"])]
+    stops = [*(start for start, _ in spans[1:]), None]
+    lines = [match["head"], *match["rows"].splitlines()]
+    cells = [[line[start:stop].strip() for (start, _), stop in zip(spans, stops, strict=True)] for line in lines]
+    rows = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([rows[0], "|" + "---|" * len(spans), *rows[1:]])
 
 
 if __name__ == "__main__":
