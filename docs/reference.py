@@ -1,4 +1,8 @@
-"""Writes api.md beside this file: the public names with their signatures and docstrings (`make docs`)."""
+"""Writes what the pages beside this file take from the code (`make docs`).
+
+api.md is written whole: the public names with their signatures and docstrings. In the other pages the text between
+``<!-- generated:NAME -->`` and ``<!-- /generated:NAME -->`` is replaced.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,24 @@ import enum
 import inspect
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import vaerdict as vd
+from vaerdict.de import columns
+from vaerdict.de.columns import column_table
+from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.options import option_table
+
+DOCS = Path(__file__).parent
 
 HEAD = """# Reference
 
-Every name of `import vaerdict as vd`, from the docstrings, by `make docs`. Shapes: particles first, `(particles,
-*batch)` for log-weights and `(particles, *batch, d)` for latents. Randomness is the argument `generator`, or at the
-user's edge a `seed`.
+Every name of `import vaerdict as vd`, from the docstrings. Arrays have particles first: log-weights are
+`(particles, *batch)` and latents `(particles, *batch, d)`. Randomness is the argument `generator`, or a `seed` where
+users call.
 """
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -26,7 +37,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Proposals": ("Normal", "Student", "SplineFlow", "Prior", "Mixture", "refine"),
     "Classifiers": ("SelectiveClassifier",),
     "Differential expression": ("differential_expression", "DEResult", "calibrate", "Calibration", "from_scvi"),
-    "What models and proposals are": ("Model", "Proposal", "Draws", "Sobol", "seeded"),
+    "Models and proposals as protocols": ("Model", "Proposal", "Draws", "Sobol", "seeded"),
     "Modules": (
         "estimators",
         "diagnostics",
@@ -36,14 +47,77 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "samplers",
         "models",
         "datasets",
-        "theory",
     ),
     "Errors": ("VaerdictError", "DataError", "SettingError", "ShapeError", "WeightError", "DivergenceError"),
 }
 
+EXTRAS = {
+    "cli": "the commands, figures and everything that `vaerdict de` needs",
+    "bio": "AnnData files and tables",
+    "sklearn": "`SelectiveClassifier`",
+    "scvi": "fitted scvi-tools models",
+    "plot": "figures",
+    "flows": "spline-flow proposals",
+    "arviz": "export to arviz",
+    "ray": "tasks on a cluster",
+    "dev": "tests, linter and type checker",
+}
+"""What each extra of pyproject.toml is for."""
 
+SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "References", "Examples")
+
+
+# ----------------------------------------------------------------------------------------------- generated tables
+def blocks() -> dict[str, dict[str, str]]:
+    """The generated text of each page, by the name of its markers."""
+    return {
+        "de.md": {
+            "options": _escaped(option_table(DEOptions)),
+            "calibrate-options": _escaped(option_table(CalibrateOptions)),
+            "columns": _escaped(column_table(columns.DE)),
+            "calibrate-columns": _escaped(column_table(columns.CALIBRATE)),
+        },
+        "classify.md": {"scores": _scores()},
+        "index.md": {"extras": _extras()},
+    }
+
+
+def _escaped(table: str) -> str:
+    """A Markdown table in which bars inside cells, such as those of |LFC|, are escaped."""
+    lines = (line if line.startswith("|---") else _BAR.sub(r"\\|", line) for line in table.splitlines())
+    return "\n".join(lines)
+
+
+_BAR = re.compile(r"(?<!\\)\|(?=\S)|(?<=\S)(?<!\\)\|")
+
+
+def _scores() -> str:
+    rows = [f"| `{name}` | {score.meaning} |" for name, score in vd.selective.REJECT_SCORES.items()]
+    return "\n".join(["| `reject_by` | score |", "|---|---|", *rows])
+
+
+def _extras() -> str:
+    declared = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    unknown = declared.keys() ^ EXTRAS.keys()
+    if unknown:
+        raise SystemExit(f"extras {', '.join(sorted(unknown))} are not both in pyproject.toml and in EXTRAS.")
+    names = {extra: ", ".join(re.split(r"[<>=]", package)[0] for package in declared[extra]) for extra in EXTRAS}
+    rows = [f"| `{extra}` | {EXTRAS[extra]} | {names[extra]} |" for extra in EXTRAS]
+    return "\n".join(["| extra | for | packages |", "|---|---|---|", *rows])
+
+
+def filled(page: str, texts: dict[str, str]) -> str:
+    """The page with the text between its markers replaced."""
+    for name, text in texts.items():
+        opening, closing = f"<!-- generated:{name} -->", f"<!-- /generated:{name} -->"
+        before, rest = page.split(opening)
+        page = f"{before}{opening}\n\n{text}\n\n{closing}{rest.split(closing)[1]}"
+    return page
+
+
+# -------------------------------------------------------------------------------------------------- the reference
 def reference() -> str:
-    """The whole page."""
+    """The whole of api.md."""
     parts = [HEAD]
     for title, names in GROUPS.items():
         parts.append(f"## {title}")
@@ -53,28 +127,28 @@ def reference() -> str:
 
 def _entry(name: str, thing: Any) -> str:
     if inspect.ismodule(thing):
-        return f"### `vd.{name}`\n{_words(thing)}\n\n{_listed(_of_module(thing))}"
+        return f"### `vd.{name}`\n\n{_docstring(thing)}\n\n{_listed(_of_module(thing))}"
     if inspect.isclass(thing):
-        plain = issubclass(thing, (Exception, enum.Enum)) or getattr(thing, "_is_protocol", False)
-        built = "" if plain else _code(name, thing)
+        bare = issubclass(thing, (Exception, enum.Enum)) or getattr(thing, "_is_protocol", False)
+        call = "" if bare else _call(name, thing)
         members = "" if issubclass(thing, Exception) else _listed(_of_class(thing))
-        return "\n\n".join(filter(None, [f"### `vd.{name}`", built, _words(thing), members]))
+        return "\n\n".join(filter(None, [f"### `vd.{name}`", call, _docstring(thing), members]))
     if inspect.isfunction(thing):
-        return f"### `vd.{name}`\n{_code(name, thing)}\n\n{_words(thing)}"
-    return f"### `vd.{name}`\nA `{type(thing).__name__}`: `{thing.name}`, with `{thing.phi.name}` for the proposal."
+        return f"### `vd.{name}`\n\n{_call(name, thing)}\n\n{_docstring(thing)}"
+    return f"### `vd.{name}`\n\nA `{type(thing).__name__}`: `{thing.name}`, with `{thing.phi.name}` for the proposal."
 
 
-def _code(name: str, thing: Any) -> str:
-    """The call as Python, an argument a line where it is long."""
+def _call(name: str, thing: Any) -> str:
+    """The call as Python, one argument per line where it is long."""
     signature = inspect.signature(thing)
     arguments, starred = [], False
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             arguments, starred = [*arguments, "*"], True
         arguments.append(_argument(parameter))
-    answer = "" if inspect.isclass(thing) else f" -> {_type(signature.return_annotation)}"
-    short = f"{name}({', '.join(arguments)}){answer}"
-    long = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f"){answer}"
+    returns = "" if inspect.isclass(thing) else f" -> {_type(signature.return_annotation)}"
+    short = f"{name}({', '.join(arguments)}){returns}"
+    long = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + f"){returns}"
     return f"```python\n{short if len(short) <= 100 else long}\n```"
 
 
@@ -96,12 +170,12 @@ def _type(annotation: Any) -> str:
 
 
 def _of_class(thing: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties with words of their own, in the order they were written."""
+    """Public methods and properties with a docstring of their own, in the order of the source."""
     for owner in reversed(thing.__mro__[:-1]):
         if owner.__module__.startswith("vaerdict"):
             for name, member in vars(owner).items():
-                if not name.startswith("_") and (callable(member) or isinstance(member, property)):
-                    yield f"{name}" if isinstance(member, property) else f"{name}()", member
+                if not name.startswith("_") and (callable(member) or isinstance(member, (property, classmethod))):
+                    yield name if isinstance(member, property) else f"{name}()", member
 
 
 def _of_module(module: Any) -> Iterator[tuple[str, Any]]:
@@ -112,24 +186,67 @@ def _of_module(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(members: Iterator[tuple[str, Any]]) -> str:
-    rows = {name: (inspect.getdoc(member) or "").split("\n\n")[0] for name, member in members}
-    return "\n".join(f"- `{name}`: {_markdown(' '.join(words.split()))}" for name, words in rows.items() if words)
+    """The first paragraph of each docstring, as a list."""
+    first = {name: (inspect.getdoc(member) or "").split("\n\n")[0] for name, member in members}
+    lines = [f"- `{name}`: {_formulas(' '.join(text.split()))}" for name, text in first.items() if text]
+    return "\n".join(["**Members**", "", *lines]) if lines else ""
 
 
-def _words(thing: Any) -> str:
-    return _markdown(inspect.getdoc(thing) or "")
+# ----------------------------------------------------------------------------------------------------- docstrings
+def _docstring(thing: Any) -> str:
+    """A docstring as Markdown: the sections of NumPy's style as headings, parameters as a list."""
+    heading = re.compile(rf"^({'|'.join(SECTIONS)})\n-+\n", re.MULTILINE)
+    text, *sections = heading.split(inspect.getdoc(thing) or "")
+    parts = [_formulas(text.strip())]
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        parts.append(f"**{title}**\n\n{_section(title, body.strip())}")
+    return "\n\n".join(filter(None, parts))
 
 
-def _markdown(doc: str) -> str:
-    """Docstrings write formulas as Sphinx wants them; GitHub wants dollars."""
-    doc = re.sub(r"\.\. math::(.*?)(?:\n\n|\Z)", _formula, doc, flags=re.DOTALL)
-    doc = re.sub(r":math:`(.+?)`", r"$\1$", doc, flags=re.DOTALL)
-    return doc.replace("``", "`")
+def _section(title: str, body: str) -> str:
+    if title == "Examples":
+        return f"```python\n{body.replace('  # doctest: +SKIP', '')}\n```"
+    if title in ("Notes", "References"):
+        return _formulas(body)
+    entries = re.split(r"\n(?=\S)", body)
+    return "\n".join(_item(*entry.partition("\n")) for entry in entries)
 
 
-def _formula(found: re.Match[str]) -> str:
-    return f"```math\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
+def _item(head: str, _: str, body: str) -> str:
+    """A parameter, its type where it has one, and its meaning, as an item of a list."""
+    name, _, kind = head.partition(" : ")
+    names = ", ".join(f"`{each.strip()}`" for each in name.split(", "))
+    meaning = _formulas(" ".join(re.sub(r"(?<=\w)-\n\s*", "-", body).split()))  # a line may end at a hyphen
+    return f"- {names}{f' ({kind})' if kind else ''}{f': {meaning}' if meaning else ''}"
+
+
+def _formulas(text: str) -> str:
+    """Formulas and tables of Sphinx as GitHub writes them."""
+    text = _TABLE.sub(_table, text)
+    text = re.sub(r"\.\. math::(.*?)(?:\n\n|\Z)", _displayed, text, flags=re.DOTALL)
+    text = re.sub(r":math:`(.+?)`", r"$\1$", text, flags=re.DOTALL)
+    return text.replace("``", "`")
+
+
+def _displayed(match: re.Match[str]) -> str:
+    return f"```math\n{textwrap.dedent(match[1]).strip()}\n```\n\n"
+
+
+_RULE = r"(?P<rule>=+(?: +=+)+)"
+_TABLE = re.compile(rf"^{_RULE}\n(?P<head>.+)\n(?P=rule)\n(?P<rows>.+?)\n(?P=rule)$", re.MULTILINE | re.DOTALL)
+
+
+def _table(match: re.Match[str]) -> str:
+    spans = [rule.span() for rule in re.finditer("=+", match["rule"])]
+    stops = [*(start for start, _ in spans[1:]), None]
+    lines = [match["head"], *match["rows"].splitlines()]
+    cells = [[line[start:stop].strip() for (start, _), stop in zip(spans, stops, strict=True)] for line in lines]
+    rows = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([rows[0], "|" + "---|" * len(spans), *rows[1:]])
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("api.md").write_text(reference(), encoding="utf-8")
+    (DOCS / "api.md").write_text(reference(), encoding="utf-8")
+    for page, texts in blocks().items():
+        path = DOCS / page
+        path.write_text(filled(path.read_text(encoding="utf-8"), texts), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Classify digits from 200 labels, none of them a nine, and reject uncertain ones. Needs scikit-learn."""
+"""Classify digits from 200 labels, none of them a nine, and reject what is uncertain (extra `sklearn`)."""
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -15,12 +15,12 @@ labelled = np.flatnonzero(digit[train] != 9)[:200]
 y[labelled] = digit[labelled]
 
 classifier = vd.SelectiveClassifier(cost=0.1, random_state=0).fit(X[train], y)
-print(f"selected {classifier.selection_[0].model}; the {classifier.estimator_} p(c | x) decides")
+print(f"selected {classifier.selection_[0].model}; decides by the {classifier.estimator_} estimate of p(c | x)")
 print(classifier.agreement_.message)
 
-decided = classifier.decide(X[test])
-rejected, nine = decided.action == -1, digit[test] == 9
-right = decided.label == digit[test]
-print(f"digits 0-8: {right[~nine].mean():.1%} right, {right[~nine & ~rejected].mean():.1%} of those not rejected")
+decisions = classifier.decide(X[test])
+rejected, nine = decisions.action == -1, digit[test] == 9
+correct = decisions.label == digit[test]
+print(f"digits 0-8: {correct[~nine].mean():.1%} correct, {correct[~nine & ~rejected].mean():.1%} of those not rejected")
 print(f"rejected: {rejected[nine].mean():.0%} of the nines, {rejected[~nine].mean():.0%} of the others")
-print(f"verdicts: {(decided.verdict == vd.Verdict.OK).mean():.0%} OK")
+print(f"verdicts: {(decisions.verdict == vd.Verdict.OK).mean():.0%} OK")

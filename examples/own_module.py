@@ -1,4 +1,4 @@
-"""Posterior expectations under your own model: any module with `prior` and `log_joint(x, z)`."""
+"""A posterior probability from a model of your own: any module with `prior` and `log_joint(x, z)`."""
 
 import torch
 from torch.distributions import Independent, Normal
@@ -6,7 +6,7 @@ from torch.distributions import Independent, Normal
 import vaerdict as vd
 
 
-class Thermostat(torch.nn.Module):  # your model: a hidden state, read through a nonlinear sensor
+class Thermostat(torch.nn.Module):  # a hidden state, read through a nonlinear sensor
     prior = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
 
     def log_joint(self, x, z):  # (n, 3), (particles, n, 2) -> (particles, n)

@@ -1,4 +1,4 @@
-"""The three steps with your own decoder: fit it by several objectives, select the best, answer with error bars."""
+"""The three steps with a decoder of your own: train by several objectives, select the best model, ask it questions."""
 
 import torch
 
@@ -31,7 +31,7 @@ steps = vd.ThreeStep(
     Decoder, objectives=[vd.VAE, vd.IWAE], settings=vd.Settings(n_particles=8, epochs=20), hidden=(64,)
 ).fit(x[:400], x[400:500])
 for score in steps.selection:
-    print(f"{score.model}: held-out evidence {score.iwelbo_best:.2f} nats, {score.gap:.2f} of it hidden by its encoder")
+    print(f"{score.model}: held-out evidence {score.iwelbo_best:.2f} nats, {score.iwelbo:.2f} by its own encoder")
 
 answer = steps.posterior(x[500:], n=1000, tolerance=0.05, query=lambda z: (z[..., 0] > 0).double())
 names = vd.Verdict.names(answer.verdict)

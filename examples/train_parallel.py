@@ -1,6 +1,6 @@
 """Train on several processes, GPUs or machines: torchrun --nproc-per-node 2 examples/train_parallel.py [cuda].
 
-The same file runs as one process with `python`. Every rank is given the same data and the same starting points.
+Run by `python` it is a single process. Every rank gets the same data and the same starting points.
 """
 
 import sys
@@ -11,10 +11,10 @@ import vaerdict as vd
 from vaerdict.models import CountModel
 from vaerdict.proposals import Normal, OfCounts
 from vaerdict.training import Member, Settings, train
-from vaerdict.training.parallel import joined
+from vaerdict.training.parallel import process_group
 
 device = "cuda" if "cuda" in sys.argv[1:] else "cpu"
-with joined(device) as group:
+with process_group(device) as group:
     generator = vd.seeded(0)
     rate = 5 * torch.rand(2, 20, generator=generator)
     x = torch.poisson(rate[torch.arange(200) % 2], generator=generator)
@@ -26,8 +26,8 @@ with joined(device) as group:
     (fit,) = train([Member(model, proposal, vd.IWAE, 0)], x[:160], x[160:], settings, device=device)
 
     if group.rank == 0:
-        talk = f" by {torch.distributed.get_backend()}" if torch.distributed.is_initialized() else ""
+        backend = f" by {torch.distributed.get_backend()}" if torch.distributed.is_initialized() else ""
         bounds = [bound for _, bound in fit.history]
-        print(f"{group.size} ranks on {device}{talk}: {fit.epochs} epochs")
+        print(f"{group.size} ranks on {device}{backend}: {fit.epochs} epochs")
         print(f"held-out bound from {bounds[0]:.2f} to {max(bounds):.2f} nats")
         print("OK")

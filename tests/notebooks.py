@@ -1,4 +1,4 @@
-"""Run the notebooks of examples/ in a clean kernel; as a script, write them back with fresh, tidy outputs."""
+"""Run the notebooks of examples/ in a new kernel; as a script, write them back with new outputs (`make tutorials`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from nbclient import NotebookClient
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
-KEPT = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-"""The metadata of a notebook that say nothing of the machine it ran on."""
+METADATA = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+"""The metadata of a notebook that do not depend on the machine."""
 
 
 def executed(path: Path, folder: Path, facts: str = "") -> tuple[Any, dict[str, Any]]:
-    """The notebook after a run from top to bottom in `folder`, and what the expression `facts` gives at its end."""
+    """The notebook after a run from top to bottom in `folder`, and the value of the expression `facts` at its end."""
     notebook = nbformat.read(path, as_version=4)
     if facts:
         notebook.cells.append(nbformat.v4.new_code_cell(f"import json\nprint(json.dumps({facts}))"))
-    # no history, profile or settings of whoever runs this
+    # no history, profile or settings of the user
     quiet = {"IPYTHONDIR": str(folder / ".ipython"), "JUPYTER_CONFIG_DIR": str(folder / ".jupyter")}
     client = NotebookClient(
         notebook,
@@ -38,8 +38,8 @@ def executed(path: Path, folder: Path, facts: str = "") -> tuple[Any, dict[str, 
 
 
 def tidied(notebook: Any) -> Any:
-    """Without what depends on the machine and the day."""
-    notebook.metadata = nbformat.from_dict(KEPT)
+    """The notebook without what depends on the machine and the day."""
+    notebook.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", nbformat.from_dict({})
     return notebook

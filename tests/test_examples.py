@@ -1,86 +1,261 @@
-"""Every example runs: the files under examples/ and the Python of the README."""
+"""Every example runs: the programs in examples/, and the Python and the commands of README.md and docs/.
+
+A block that cannot run here follows a line ``<!-- not run: reason -->``; its commands are parsed all the same.
+"""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import vaerdict as vd
 from vaerdict.datasets import linear_gaussian
+from vaerdict.optional import isolated
 
 ROOT = Path(__file__).parent.parent
+GENERATED = "api.md"  # its Python shows signatures
+PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != GENERATED)]
+
+LONG = {"digits.py"}  # a minute: the same code runs at toy size as the snippet of the README
+PROGRAMS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in LONG]
 
 
 @pytest.fixture(autouse=True)
 def working_folder(tmp_path, monkeypatch):
-    """Examples and snippets write into a temporary folder."""
+    """Examples write into a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
 
-# a minute's work each: these run at toy size in the tests of what they show
-LONG = {"digits.py"}
-QUICK = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in LONG]
-
-
-@pytest.mark.parametrize("path", QUICK, ids=lambda p: p.name)
-def test_example_files_run(path, capsys):
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.name)
+def test_programs_run(path, capsys):
     runpy.run_path(str(path), run_name="__main__")
     assert "OK" in capsys.readouterr().out
 
 
-def snippets() -> list[str]:
-    found = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(found) == 4
-    return found
+# ------------------------------------------------------------------------------------------------------- collecting
+class CodeBlock(NamedTuple):
+    """A fenced block of a page; `not_run` is the reason why it is only read."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    not_run: str
 
 
-def shortened(snippet: str, old: str, new: str) -> str:
-    """The snippet with settings that make it quick."""
-    assert old in snippet
-    return snippet.replace(old, new)
+_FENCE = re.compile(r"(?:<!-- not run: (?P<reason>.+?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
-def test_the_readme_runs(capsys):
-    """The first two snippets, the second with the names it leaves to the reader filled in."""
-    data = linear_gaussian(0)
-    names = {
-        "vd": vd,
-        "torch": torch,
-        "MyDecoder": lambda: vd.models.PPCA(data.weight, 1.0),
-        "x_train": data.x_train[:300],
-        "x_valid": data.x_train[300:400],
-        "x_test": data.x_test[:20],
-        "loss": lambda z: torch.stack([(z[..., 0] > 1).double() * 3, (z[..., 0] <= 1).double()], -1),
-    }
-    own, steps = snippets()[:2]
-    exec(own, names)
-    all_four = "objectives=[vd.VAE, vd.IWAE, vd.WW, vd.CHI]"
-    exec(shortened(steps, all_four, f"{all_four}, settings=vd.Settings(n_particles=4, epochs=4)"), names)
-    assert names["posterior"].log_w.shape == (1000, 20)
-    assert len(names["steps"].selection) == 4
-    assert "tensor" in capsys.readouterr().out
+def code_blocks(page: Path) -> Iterator[CodeBlock]:
+    text = page.read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("code")) + 1
+        yield CodeBlock(page, line, match["language"], match["code"], match["reason"] or "")
 
 
-def test_the_classifier_of_the_readme_runs():
-    datasets = pytest.importorskip("sklearn.datasets")
-    x, digit = datasets.load_digits(return_X_y=True)
-    names = {"vd": vd, "X": x[:300] / 16, "y": digit[:300], "X_new": x[300:320] / 16}
-    quick = "cost=0.1, epochs=2, objectives=('VAE',), proposals=(), n_draws=50, "
-    exec(shortened(snippets()[2], "cost=0.1, ", quick), names)
-    assert names["decided"].action.shape == (20,)
-    assert "inference" in names["classifier"].agreement_.words
+BLOCKS = [block for page in PAGES for block in code_blocks(page)]
+PYTHON = [page for page in PAGES if any(b.page == page and b.language == "python" for b in BLOCKS)]
 
 
-def test_a_scvi_model_is_asked_as_the_readme_says():
-    pytest.importorskip("scvi")
-    from vaerdict.datasets.genes import SIMULATORS
-    from vaerdict_paper.experiments.rivals import train_scvi
+def shell_lines(block: CodeBlock) -> list[list[str]]:
+    """The commands of a block as words, comments left out."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
-    data = SIMULATORS["appendix"](0, n_cells=60, n_genes=12)
-    names = {"vd": vd, "scvi_model": train_scvi(data.counts, seed=0, max_epochs=2).model}
-    exec(shortened(snippets()[3], "model.observations()", "model.observations()[:5]"), names)
-    assert names["answer"].value.shape == (5,)
+
+COMMANDS = [(block, words) for block in BLOCKS if block.language == "bash" for words in shell_lines(block)]
+
+
+def identity(value: Any) -> str:
+    return f"{value.page.name}:{value.line}" if isinstance(value, CodeBlock) else " ".join(value)[:60]
+
+
+def test_blocks_have_a_language_and_few_are_not_run():
+    assert {block.language for block in BLOCKS} == {"python", "bash"}
+    assert sum(block.language == "python" for block in BLOCKS) >= 15
+    assert [(b.page.name, b.language, b.not_run) for b in BLOCKS if b.not_run] == [
+        ("scale.md", "bash", "needs two GPUs"),
+        ("scale.md", "bash", "needs a cluster"),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- stand-ins
+def cells() -> Any:
+    """Counts of three cell types, of cases and controls of eight donors; some cells without a type."""
+    ad, pd = pytest.importorskip("anndata"), pytest.importorskip("pandas")
+    rng, n, genes = np.random.default_rng(0), 240, 30
+    kind = np.array(["B", "CD14+ Mono", "Mono", None], dtype=object)[np.arange(n) % 4]
+    rate = np.exp(rng.normal(1.0, 0.5, size=genes)) * np.exp(rng.normal(0, 0.2, size=(n, 1)))
+    rate[:, :4] *= np.where(kind == "B", 4.0, 1.0)[:, None]
+    donor = np.arange(n) // 4 % 8
+    obs = {"cell_type": kind, "condition": np.where(donor < 4, "case", "control"), "donor": [f"d{i}" for i in donor]}
+    return ad.AnnData(
+        rng.poisson(rng.gamma(5.0, rate / 5.0)).astype(np.float32),
+        obs=pd.DataFrame(obs, index=[f"c{i}" for i in range(n)]),
+        var=pd.DataFrame(index=[f"g{i}" for i in range(genes)]),
+    )
+
+
+def scvi_model() -> Any:
+    """A model fitted by scvi-tools, for two epochs."""
+    scvi = pytest.importorskip("scvi")
+    with isolated(0):
+        adata = cells()
+        scvi.model.SCVI.setup_anndata(adata)
+        model = scvi.model.SCVI(adata)
+        split = np.split(np.arange(adata.n_obs), [200])
+        options = {"enable_progress_bar": False, "logger": False, "datasplitter_kwargs": {"external_indexing": split}}
+        model.train(max_epochs=2, accelerator="cpu", **options)
+    return model
+
+
+def ppca() -> vd.models.PPCA:
+    return vd.models.PPCA(linear_gaussian(0).weight, 1.0)
+
+
+def two_classes(n: int) -> np.ndarray:
+    return np.random.default_rng(n).normal(np.repeat([0.0, 4.0], n // 2)[:, None], 1.0, (n, 3))
+
+
+STAND_INS: dict[str, Callable[[], Any]] = {
+    "adata": cells,
+    "scvi_model": scvi_model,
+    "MyDecoder": lambda: ppca,
+    "x_train": lambda: linear_gaussian(0).x_train[:300],
+    "x_valid": lambda: linear_gaussian(0).x_train[300:400],
+    "x_test": lambda: linear_gaussian(0).x_test[:20],
+    "X": lambda: two_classes(200),
+    "y": lambda: np.repeat([0, 1], 100),
+    "X_new": lambda: two_classes(20),
+}
+"""Names that a reader brings along."""
+
+QUICK = {
+    "vd.IWAE, vd.WW, vd.CHI]": "vd.IWAE, vd.WW, vd.CHI], settings=vd.Settings(n_particles=4, epochs=4)",
+    "SelectiveClassifier(": "SelectiveClassifier(epochs=2, objectives=('VAE',), proposals=(), n_draws=50, ",
+    "X[1200:]": "X[1200:1220]",
+    "borrow=True": "borrow=True, objectives=('VAE',)",
+    "splits=20, spikes=10": "splits=2, spikes=1, n_draws=50",
+}
+"""Parts of snippets, and what makes them quick."""
+
+
+def quickened(code: str) -> str:
+    for old, new in QUICK.items():
+        code = code.replace(old, new)
+    return code
+
+
+def test_every_stand_in_and_replacement_is_used():
+    code = "\n".join(block.code for block in BLOCKS if block.language == "python")
+    assert all(re.search(rf"\b{name}\b", code) for name in STAND_INS)
+    assert all(part in code for part in QUICK)
+
+
+@pytest.fixture
+def data_files(working_folder):
+    """The files that the examples read."""
+    with isolated(0):
+        for name in ("counts.h5ad", "pbmc3k.h5ad", "big.h5ad"):
+            cells().write_h5ad(name)
+    np.save("log_weights.npy", np.random.default_rng(0).normal(size=(200, 3)))
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda p: p.name)
+def test_python_of_a_page_runs_from_top_to_bottom(page, data_files, capsys):
+    if "classif" in page.read_text():
+        pytest.importorskip("sklearn")
+    runnable = [b for b in code_blocks(page) if b.language == "python" and not b.not_run]
+    used = {name for name in STAND_INS if any(re.search(rf"\b{name}\b", block.code) for block in runnable)}
+    names: dict[str, Any] = {"vd": vd, "torch": torch} | {name: STAND_INS[name]() for name in used}
+    for block in runnable:
+        code = compile("\n" * (block.line - 1) + quickened(block.code), str(page), "exec")
+        exec(code, names)
+
+
+# --------------------------------------------------------------------------------------------------------- commands
+def click_command() -> Any:
+    typer = pytest.importorskip("typer")
+    from vaerdict.cli.app import build
+
+    return typer.main.get_command(build())
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command as the real one would, without running it."""
+    app = click_command()
+    command = app.get_command(app.make_context("vaerdict", [], resilient_parsing=True), words[1])
+    assert command is not None, f"vaerdict has no command {words[1]}"
+    command.make_context(words[1], words[2:], resilient_parsing=False)
+
+
+@pytest.mark.parametrize(("block", "words"), COMMANDS, ids=identity)
+def test_commands_are_those_of_the_program(block, words):
+    program, *rest = words
+    if program == "vaerdict":
+        parse(words)
+    elif program == "make":
+        assert rest[0] in re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.M)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert set(re.findall(r"\[(\w+)\]", rest[-1])) <= extras.keys()
+    else:
+        assert block.not_run, f"{program} is not known here"
+
+
+FASTER = {
+    "de": ("--draws", "50", "--device", "cpu"),
+    "calibrate": ("--draws", "50", "--device", "cpu", "--splits", "2", "--spikes", "1"),
+}
+"""Options that follow those of an example, and replace them."""
+
+
+def run_in_order(command: Callable[..., tuple[int, str, str]], block: CodeBlock) -> None:
+    for words in shell_lines(block):
+        if words[0] == "vaerdict":
+            quick = ("--quick", *FASTER[words[1]]) if words[1] in FASTER else ()
+            code, out, err = command(*words[1:], *quick)
+            assert code == 0, err
+            assert "Page:" in out or words[1] == "diagnose"
+
+
+def runnable_pages() -> list[Path]:
+    runnable = {b.page for b, words in COMMANDS if words[0] == "vaerdict" and not b.not_run}
+    return [page for page in PAGES if page in runnable]
+
+
+@pytest.mark.parametrize("page", runnable_pages(), ids=lambda p: p.name)
+def test_commands_of_a_page_run(page, data_files, command):
+    pytest.importorskip("typer")
+    for block in code_blocks(page):
+        if block.language == "bash" and not block.not_run:
+            run_in_order(command, block)
+
+
+def mentioned() -> list[tuple[Path, str]]:
+    """Commands in the text: `vaerdict ...` within backticks."""
+    texts = {page: _FENCE.sub("", page.read_text(encoding="utf-8")) for page in [*PAGES, ROOT / "CONTRIBUTING.md"]}
+    found = [(page, code) for page, text in texts.items() for code in re.findall(r"(?<!\\)`(vaerdict [^`]+)`", text)]
+    return list(dict.fromkeys(found))
+
+
+def test_commands_in_the_text_exist():
+    app = click_command()
+    context = app.make_context("vaerdict", [], resilient_parsing=True)
+    assert len(mentioned()) > 20
+    for page, code in mentioned():
+        name, *words = shlex.split(code)[1:]
+        command = app.get_command(context, name)
+        assert command is not None, f"{page.name}: {code}"
+        options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        unknown = {word for word in words if word.startswith("--")} - options
+        assert not unknown, f"{page.name}: {code} has no {', '.join(unknown)}"

@@ -1,0 +1,170 @@
+"""The headline table of the README: questions of users, measured answers, and the commands that reproduce them.
+
+``python -m vaerdict_paper.pages.headline README.md`` renders it from the result files. Every number is read from them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vaerdict.core import DataError
+from vaerdict.io import write_text
+
+RESULTS = Path(__file__).parents[3] / "results"
+OPENING, CLOSING = "<!-- headline -->", "<!-- /headline -->"
+
+
+class HeadlineRow(NamedTuple):
+    """A row of the table."""
+
+    question: str
+    answer: str
+    command: str
+
+
+def headline_table(results: Path = RESULTS) -> str:
+    """The table in Markdown, from the folder of all results."""
+    rows = [row(results) for row in (_ppca, _weights, _reject, _calibration, _borrow, _speed)]
+    lines = [f"| {row.question} | {row.answer} | `{row.command}` |" for row in rows]
+    return "\n".join(["| question | measured | command |", "|---|---|---|", *lines])
+
+
+def update_headline(page: Path, results: Path = RESULTS) -> bool:
+    """Replace the text between the headline markers of a page; False where it has none."""
+    content = page.read_text(encoding="utf-8")
+    if OPENING not in content:
+        return False
+    if (content.count(OPENING), content.count(CLOSING)) != (1, 1) or content.index(CLOSING) < content.index(OPENING):
+        raise DataError(f"{page} needs exactly one '{OPENING}' followed by one '{CLOSING}'.")
+    before, rest = content.split(OPENING)
+    write_text(page, f"{before}{OPENING}\n\n{headline_table(results)}\n\n{CLOSING}{rest.split(CLOSING)[1]}")
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- rows
+def _ppca(results: Path) -> HeadlineRow:
+    run = _read(results / "ppca" / "results.json")
+    as_paper = _mean(_where(run["models"], model="VAE", training="paper", k_train=5), "mae_plugin")
+    converged = _mean(_where(run["models"], model="VAE", training="converged"), "mae_plugin")
+    mixture = _where(run["cross"], training="converged", proposal="MIS-full", estimator="psis", noise="iid")
+    n = _only(mixture, "n_draws")
+    exact = _mean(_where(run["floors"], floor="exact posterior, i.i.d.", n_draws=n), "mae")
+    return HeadlineRow(
+        "How far off is a posterior probability?",
+        f"pPCA, {n} draws, mean error: {as_paper:.3f} with the encoder of a VAE trained as in the paper, "
+        f"{converged:.3f} with that of a converged VAE, {_mean(mixture, 'mae'):.3f} after the three steps. "
+        f"Exact sampling gives {exact:.3f}.",
+        "vaerdict reproduce ppca --preset paper",
+    )
+
+
+def _weights(results: Path) -> HeadlineRow:
+    run = _read(results / "mnist" / "results.json")
+    by_stage = {
+        stage: [row for row in run["refined"] if row.get("stage", row.get("rung")) == stage]
+        for stage in ("encoder", "IMPROVED")
+    }
+    before, after = (_mean(rows, "khat_share_ok") for rows in by_stage.values())
+    distance = _mean(by_stage["IMPROVED"], "gold_distance")
+    return HeadlineRow(
+        "Are the importance weights reliable?",
+        f"MNIST: for {before:.0%} of the digits with the encoder, for {after:.0%} after refinement per digit. "
+        f"p(c \\| x) is then {distance:.3f} from a long reference run (total variation).",
+        "vaerdict reproduce mnist --preset paper",
+    )
+
+
+def _reject(results: Path) -> HeadlineRow:
+    run = _read(results / "mnist-best" / "results.json")
+    rows = _where(run["cross"], model="IWAE", variant="shifted", proposal="MIS")
+    accuracy, precision, auroc = (_mean(rows, key) for key in ("accuracy", "auprc_entropy", "auroc_entropy"))
+    return HeadlineRow(
+        "Is a class without labels rejected?",
+        f"MNIST, {run['settings']['n_labels']:,} training labels, none of a nine: {accuracy:.1%} of the other digits "
+        f"are classified correctly. Nines are rejected with AUROC {auroc:.2f} and average precision {precision:.2f}.",
+        "vaerdict reproduce mnist --preset best",
+    )
+
+
+def _calibration(results: Path) -> HeadlineRow:
+    run = _read(results / "calibrate-pbmc3k" / "results.json")
+    level = 0.05
+    null, spikes = (_where(run[key], method="reported", level=level) for key in ("null", "spikes"))
+    with_any, splits = (_only(null, key) for key in ("splits_with_any", "splits"))
+    fdp, error, power = (_only(spikes, key) for key in ("fdp", "fdp_se", "tpr"))
+    coverage = _only(_where(run["intervals"], kind="spike"), "coverage")
+    return HeadlineRow(
+        f"Does an FDR of {level:.0%} hold on real cells?",
+        f"PBMC 3k, random halves of a cell type: {with_any} of {splits} splits have a discovery. With planted changes, "
+        f"{fdp:.1%} (se {error:.1%}) of the calls are false, {power:.0%} of the changes are found, and 90% intervals "
+        f"cover the truth for {coverage:.1%} of the genes.",
+        "vaerdict calibrate pbmc3k.h5ad --groupby cell_type --quick",
+    )
+
+
+def _borrow(results: Path) -> HeadlineRow:
+    rows = _read(results / "bench" / "borrow.json")["rows"]
+    labelled = min(row["labelled"] for row in rows)
+    counts, borrow = (_where(rows, labelled=labelled, answer=answer) for answer in ("counts", "borrow"))
+    found, false = ([_only(each, key) for each in (counts, borrow)] for key in ("tpr", "fdp"))
+    return HeadlineRow(
+        "What are unlabelled cells worth?",
+        f"Simulated, {labelled} labelled cells per type: {found[0]:.0%} of the changed genes are found from the counts "
+        f"({false[0]:.1%} of the calls false), {found[1]:.0%} with `--borrow` ({false[1]:.1%} false).",
+        "vaerdict bench borrow",
+    )
+
+
+def _speed(results: Path) -> HeadlineRow:
+    rows = _where(_read(results / "bench" / "psis.json")["rows"], dtype="float64")
+    smoothing = [row for row in rows if row["case"].startswith("psis ")]
+    observations, draws = (int(n) for n in smoothing[0]["case"].removeprefix("psis ").split("x"))
+    times = [f"{_seconds(row['ours_s'])} ({row['device']})" for row in smoothing]
+    return HeadlineRow(
+        "How fast are the diagnostics?",
+        f"Pareto smoothing of {draws:,} draws for {observations:,} observations takes {' or '.join(times)}.",
+        "vaerdict bench psis",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); the headline table needs it.") from error
+
+
+def _where(rows: Iterable[Mapping[str, Any]], **values: Any) -> list[Mapping[str, Any]]:
+    """The rows that have all of these values, at least one."""
+    chosen = [row for row in rows if all(row.get(key) == value for key, value in values.items())]
+    if not chosen:
+        raise DataError(f"no row of the results has {values}; the headline table needs one.")
+    return chosen
+
+
+def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float:
+    """The mean over rows, one per seed."""
+    values = [row[key] for row in rows]
+    return sum(values) / len(values)
+
+
+def _only(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
+    """The value that all rows share."""
+    values = {row[key] for row in rows}
+    if len(values) != 1:
+        raise DataError(f"{key} has the values {sorted(values)}; the headline table needs one.")
+    return values.pop()
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.0f} ms"
+
+
+if __name__ == "__main__":
+    for page in map(Path, sys.argv[1:]):
+        print(f"{page}: {'headline' if update_headline(page) else 'no headline'}")
