@@ -129,4 +129,4 @@ def test_a_saved_scanvi_is_refused_with_the_remedy(command, data, saved, tmp_pat
     folder, _ = saved("SCANVI", labels_key="type", unlabeled_category="none")
     words = (data, "--groupby", "group", "--groups", "A", "B", "--model", folder, "--out", tmp_path / "run")
     code, _, err = command(*words)
-    assert (code, "give the SCVI that it was made from" in " ".join(err.split())) == (2, True)
+    assert (code, "pass the SCVI that it was made from" in " ".join(err.split())) == (2, True)

@@ -64,8 +64,8 @@ class BatchNoise(Iid):
 
     group: RankGroup
 
-    def _each(self, k: int, batch: Sequence[int], make, like: Tensor) -> Tensor:
-        noise = super()._each(k, (*batch[:-1], batch[-1] * self.group.size), make, like)
+    def _sample(self, fn: Callable[..., Tensor], k: int, batch: Sequence[int], d: int, like: Tensor) -> Tensor:
+        noise = super()._sample(fn, k, (*batch[:-1], batch[-1] * self.group.size), d, like)
         return noise[..., self.group.rank :: self.group.size, :]
 
 
