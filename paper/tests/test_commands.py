@@ -59,6 +59,6 @@ def test_bench_all_leaves_out_what_cannot_run_and_says_why(command, tmp_path, mo
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, out, err = command("bench", "all", "--quick", "--out", tmp_path)
     assert code == 0
-    assert "gpu is left out: it is about a CUDA device" in err
+    assert "gpu is skipped: it needs a CUDA device" in err
     assert "Every benchmark with a peer" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ppca.json", "report.html", "results.json"]

@@ -139,9 +139,7 @@ def test_unknown_rivals_and_missing_packages_are_named(data, monkeypatch):
     with pytest.raises(SettingError, match="no rival edgeR; there are scvi-uniform"):
         rival_rows(data, names=["edgeR"])
     monkeypatch.setitem(RIVALS, "wilcoxon", RIVALS["wilcoxon"]._replace(packages=("no_such_package.sub",)))
-    with pytest.raises(
-        SettingError, match=r"needs no_such_package; install it with `pip install 'vaerdict-paper\[rivals\]'`"
-    ):
+    with pytest.raises(SettingError, match=r"needs no_such_package; install .*'vaerdict-paper\[rivals\]'"):
         rival_rows(data, names=["wilcoxon"])
 
 

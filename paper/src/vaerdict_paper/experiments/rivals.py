@@ -23,8 +23,6 @@ from vaerdict.de.metrics import measure, measure_tested
 from vaerdict.optional import isolated, require
 from vaerdict_paper.experiments.genes_contrasts import sample_cells
 
-_PAPER = "vaerdict-paper"
-
 
 class ScviFit(NamedTuple):
     """A trained scvi-tools model and the seconds of its training."""
@@ -35,7 +33,8 @@ class ScviFit(NamedTuple):
 
 def train_scvi(counts: Tensor, *, seed: int = 0, max_epochs: int | None = None, **settings: Any) -> ScviFit:
     """Train SCVI of scvi-tools on counts ``(cells, genes)``; epochs and `settings` are its defaults unless given."""
-    scvi, anndata = require("scvi", "rivals", distribution=_PAPER), require("anndata", "rivals", distribution=_PAPER)
+    scvi = require("scvi", "rivals", distribution="vaerdict-paper")
+    anndata = require("anndata", "rivals", distribution="vaerdict-paper")
     with isolated(seed):
         adata = anndata.AnnData(counts.numpy())
         started = time.perf_counter()
@@ -121,8 +120,8 @@ def _scvi(contrast: RivalContrast, weights: str, **settings: Any) -> RivalAnswer
 def wilcoxon(contrast: RivalContrast) -> RivalAnswer:
     """scanpy's Wilcoxon rank-sum test on log-normalised counts, Benjamini-Hochberg."""
     scanpy, anndata = (
-        require("scanpy", "rivals", distribution=_PAPER),
-        require("anndata", "rivals", distribution=_PAPER),
+        require("scanpy", "rivals", distribution="vaerdict-paper"),
+        require("anndata", "rivals", distribution="vaerdict-paper"),
     )
     counts, group = contrast.frame()
     adata = anndata.AnnData(counts, obs={"group": group})
@@ -137,12 +136,12 @@ def wilcoxon(contrast: RivalContrast) -> RivalAnswer:
 def pseudobulk(contrast: RivalContrast) -> RivalAnswer:
     """DESeq2 (pydeseq2) on the summed counts of every donor, Wald test of |LFC| > delta, Benjamini-Hochberg."""
     pydeseq2, pandas = (
-        require("pydeseq2.dds", "rivals", distribution=_PAPER),
-        require("pandas", "rivals", distribution=_PAPER),
+        require("pydeseq2.dds", "rivals", distribution="vaerdict-paper"),
+        require("pandas", "rivals", distribution="vaerdict-paper"),
     )
     ds, inference = (
-        require("pydeseq2.ds", "rivals", distribution=_PAPER),
-        require("pydeseq2.default_inference", "rivals", distribution=_PAPER).DefaultInference(n_cpus=1),
+        require("pydeseq2.ds", "rivals", distribution="vaerdict-paper"),
+        require("pydeseq2.default_inference", "rivals", distribution="vaerdict-paper").DefaultInference(n_cpus=1),
     )
     counts, group = _sums(contrast)
     rows = [str(i) for i in range(len(counts))]
@@ -238,7 +237,7 @@ def rival_rows(
         raise SettingError(f"no rival {', '.join(unknown)}; there are {', '.join(RIVALS)}.")
     names = [name for name in names if name != "pseudobulk" or data.donors is not None]
     for package in dict.fromkeys(package for name in names for package in RIVALS[name].packages):
-        require(package, "rivals", distribution=_PAPER)  # before anything is trained or timed
+        require(package, "rivals", distribution="vaerdict-paper")  # before anything is trained or timed
     scvi = [name for name in names if name.startswith("scvi")]
     fit = train_scvi(data.counts, seed=seed, max_epochs=max_epochs) if scvi else None
     rows = []
