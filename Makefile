@@ -46,7 +46,7 @@ docs: install
 	$(BIN)/python docs/reference.py
 
 readme: install
-	$(BIN)/python -m vaerdict_paper.pages README.md docs/results.md
+	$(BIN)/python -m vaerdict_paper.pages README.md docs/results.md docs/benchmarks.md
 
 tutorials: install
 	$(BIN)/python tests/notebooks.py

@@ -105,7 +105,9 @@ def _documented(doc: str, chosen: Iterable[Option]) -> str:
 def _lines(chosen: Iterable[Option], margin: str) -> Iterator[str]:
     for each in chosen:
         yield f"{margin}{each.name} : {_spelled(each.kind)}, default {each.default!r}"
-        yield from textwrap.wrap(each.help, 120, initial_indent=f"{margin}    ", subsequent_indent=f"{margin}    ")
+        yield from textwrap.wrap(
+            each.help, 120, initial_indent=f"{margin}    ", subsequent_indent=f"{margin}    ", break_on_hyphens=False
+        )
 
 
 def _spelled(kind: Any) -> str:

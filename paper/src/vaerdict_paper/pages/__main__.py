@@ -1,13 +1,12 @@
-"""Rebuild the result tables of Markdown pages: ``python -m vaerdict_paper.pages README.md docs/*.md``."""
+"""Rebuild the result tables of Markdown pages: ``python -m vaerdict_paper.pages README.md docs/results.md``."""
 
 import sys
 from pathlib import Path
 
+from vaerdict_paper.pages.headline import RESULTS, update_headline
 from vaerdict_paper.pages.render import update_tables
-
-RESULTS = Path(__file__).parents[3] / "results"
 
 if __name__ == "__main__":
     for page in map(Path, sys.argv[1:]):
-        if names := update_tables(page, RESULTS):
-            print(f"{page}: {', '.join(names)}")
+        names = ["headline"] if update_headline(page) else []
+        print(f"{page}: {', '.join([*names, *update_tables(page, RESULTS)])}")

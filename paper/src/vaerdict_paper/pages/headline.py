@@ -1,12 +1,11 @@
 """The headline table of the README: questions of users, measured answers, and the commands that reproduce them.
 
-``python -m vaerdict_paper.pages.headline README.md`` renders it from the result files. Every number is read from them.
+``make readme`` renders it from the result files. Every number is read from them.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,10 +63,7 @@ def _ppca(results: Path) -> HeadlineRow:
 
 def _weights(results: Path) -> HeadlineRow:
     run = _read(results / "mnist" / "results.json")
-    by_stage = {
-        stage: [row for row in run["refined"] if row.get("stage", row.get("rung")) == stage]
-        for stage in ("encoder", "IMPROVED")
-    }
+    by_stage = {stage: [row for row in run["refined"] if row["stage"] == stage] for stage in ("encoder", "IMPROVED")}
     before, after = (_mean(rows, "khat_share_ok") for rows in by_stage.values())
     distance = _mean(by_stage["IMPROVED"], "gold_distance")
     return HeadlineRow(
@@ -163,8 +159,3 @@ def _only(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.0f} ms"
-
-
-if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:]):
-        print(f"{page}: {'headline' if update_headline(page) else 'no headline'}")
