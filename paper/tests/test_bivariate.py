@@ -18,7 +18,9 @@ from vaerdict.io import commit
 from vaerdict.report import render
 from vaerdict_paper.experiments import bivariate
 from vaerdict_paper.experiments.bivariate import LOADINGS, MEANS, PRESETS, PROPOSALS, TRUE_LAMBDA, Example, Preset
-from vaerdict_paper.theory import Gaussian, gaussian_reverse_kl
+from vaerdict_paper.pages import bivariate as page
+from vaerdict_paper.pages.claims import ClaimVerdict
+from vaerdict_paper.theory.gaussians import Gaussian, gaussian_reverse_kl
 
 QUICK = PRESETS["quick"]
 
@@ -50,7 +52,7 @@ def test_ellipses_are_the_closed_forms_of_two_dimensions():
         assert by[name]["a_norm"] == pytest.approx(norm)
     assert expected["VAE"] < max(by["IWAE"]["variance_ratio"]) < 1
     assert all(row["mean"] == shapes["posterior"]["mean"] for row in shapes["proposals"])
-    assert all(claim["holds"] for claim in shapes["claims"])
+    assert [claim.verdict for claim in page._shape_claims(shapes)] == [ClaimVerdict.HOLDS] * 2
 
 
 def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_documented_correlations():
@@ -60,8 +62,8 @@ def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_do
 
 
 def test_shape_claims_can_fail():
-    rows = [{"proposal": name, "variance_ratio": [1.0, 1.1], "a_norm": 1.0} for name in PROPOSALS]
-    assert [claim["holds"] for claim in bivariate._shape_claims(rows)] == [False, False]
+    rows = [{"proposal": name, "variance_ratio": [1.0, 1.1], "a_norm": float(name != "VAE")} for name in PROPOSALS]
+    assert [claim.verdict for claim in page._shape_claims({"proposals": rows})] == [ClaimVerdict.FAILS] * 2
 
 
 # ------------------------------------------------------------------------------------------------ panels C and D

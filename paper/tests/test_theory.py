@@ -14,25 +14,25 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from checks import assert_mean
 from vaerdict.core import DivergenceError, SettingError, ShapeError
 from vaerdict.noise import seeded
-from vaerdict_paper.theory import (
+from vaerdict_paper.theory.categorical import categorical_divergences, divergences_under_certainty, reverse_kl_limit
+from vaerdict_paper.theory.gaussians import (
     Gaussian,
     a_matrix,
     a_norm,
-    categorical_divergences,
-    divergences_under_certainty,
     gaussian_chi_square,
     gaussian_forward_kl,
     gaussian_reverse_kl,
     log_ratio_form,
+    normal_total_variation,
+)
+from vaerdict_paper.theory.mean_field import (
+    _nelder_mead,
     mean_field_chi_square,
     mean_field_chi_square_newton,
     mean_field_forward_kl,
     mean_field_iwelbo,
     mean_field_reverse_kl,
-    normal_total_variation,
-    reverse_kl_limit,
 )
-from vaerdict_paper.theory.mean_field import _nelder_mead
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:

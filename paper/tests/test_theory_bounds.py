@@ -12,21 +12,15 @@ from scipy import stats
 from torch import Tensor
 
 from vaerdict.core import SettingError
-from vaerdict_paper.theory import (
-    Gaussian,
-    a_norm,
-    categorical_divergences,
+from vaerdict_paper.theory.categorical import categorical_divergences
+from vaerdict_paper.theory.concentration import (
     concentration_bound,
-    deviation_bound,
-    gaussian_forward_kl,
     large_deviation_bound,
     large_deviation_threshold,
-    log_ratio_form,
-    plugin_mse_bound,
-    snis_mse_bound,
     sub_exponential_parameters,
-    sufficient_sample_size,
 )
+from vaerdict_paper.theory.error_bounds import deviation_bound, plugin_mse_bound, snis_mse_bound, sufficient_sample_size
+from vaerdict_paper.theory.gaussians import Gaussian, a_norm, gaussian_forward_kl, log_ratio_form
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:
