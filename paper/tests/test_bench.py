@@ -265,17 +265,3 @@ def test_a_folder_of_results_has_a_page_with_their_machine(tmp_path):
     benchmarks.write_result(tmp_path, "ppca", {**_result("ppca", []), "rows": 3})
     with pytest.raises(DataError, match="run the experiment again"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_all_benchmarks_write_a_folder_that_report_knows(command, tmp_path, monkeypatch, options):
-    timed = {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
-    monkeypatch.setattr(benchmarks, "BENCHMARKS", ("gpu", "ppca"))
-    monkeypatch.setattr("vaerdict_paper.benchmarks.ppca.run", lambda *, quick, progress: [timed])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, out, err = command("bench", "all", "--quick", "--out", tmp_path, *options)
-    assert code == 0
-    assert "gpu is skipped: it needs a CUDA device" in err
-    assert options or "Every benchmark with a peer" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ppca.json", "report.html", "results.json"]
-    assert command("report", tmp_path)[0] == 0

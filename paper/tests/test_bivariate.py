@@ -1,4 +1,4 @@
-"""Figure 1 of the paper: closed forms of one particle, the evidence's own maximum, and what of the claims holds."""
+"""Figure 1 of the paper: closed forms of one particle, the maximum of the evidence, and which claims hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from vaerdict.io import commit
 from vaerdict.report import render
 from vaerdict_paper.experiments import bivariate
 from vaerdict_paper.experiments.bivariate import LOADINGS, MEANS, PRESETS, PROPOSALS, TRUE_LAMBDA, Example, Preset
-from vaerdict_paper.theory import Gaussian, gaussian_reverse_kl
+from vaerdict_paper.pages import bivariate as page
+from vaerdict_paper.pages.claims import ClaimVerdict
+from vaerdict_paper.theory.gaussians import Gaussian, gaussian_reverse_kl
 
 QUICK = PRESETS["quick"]
 
@@ -31,16 +33,16 @@ def panel(stage: str, means: str | None = None, loading: str = "entangled", pres
     return row
 
 
-def holds(found: dict, words: str) -> bool:
-    (claim,) = [c for c in found["claims"] if words in c["claim"]]
+def holds(row: dict, text: str) -> bool:
+    (claim,) = [c for c in row["claims"] if text in c["claim"]]
     return claim["holds"]
 
 
 # ------------------------------------------------------------------------------------------------ panels A and B
 def test_ellipses_are_the_closed_forms_of_two_dimensions():
-    found = panel("approximation")
-    by = {row["proposal"]: row for row in found["proposals"]}
-    rho = found["posterior"]["correlation"]
+    shapes = panel("approximation")
+    by = {row["proposal"]: row for row in shapes["proposals"]}
+    rho = shapes["posterior"]["correlation"]
     root = math.sqrt(1 + 8 * rho**2)
     expected = {"VAE": 1 - rho**2, "WW": 1.0, "CHI": 2 * (1 - rho**2) / (3 - root)}
     for name, ratio in expected.items():
@@ -49,19 +51,19 @@ def test_ellipses_are_the_closed_forms_of_two_dimensions():
         norm = max(abs((1 + sign * rho) / ratio - 1) for sign in (1, -1))
         assert by[name]["a_norm"] == pytest.approx(norm)
     assert expected["VAE"] < max(by["IWAE"]["variance_ratio"]) < 1
-    assert all(row["mean"] == found["posterior"]["mean"] for row in found["proposals"])
-    assert all(claim["holds"] for claim in found["claims"])
+    assert all(row["mean"] == shapes["posterior"]["mean"] for row in shapes["proposals"])
+    assert [claim.verdict for claim in page._shape_claims(shapes)] == [ClaimVerdict.HOLDS] * 2
 
 
 def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_documented_correlations():
     preset = Preset(loadings=tuple(LOADINGS), n_data=10, n_draws=200)
-    found = [panel("approximation", loading=name, preset=preset)["posterior"]["correlation"] for name in LOADINGS]
-    assert [round(rho, 2) for rho in found] == [-0.86, -0.67, -0.37]
+    rhos = [panel("approximation", loading=name, preset=preset)["posterior"]["correlation"] for name in LOADINGS]
+    assert [round(rho, 2) for rho in rhos] == [-0.86, -0.67, -0.37]
 
 
 def test_shape_claims_can_fail():
-    rows = [{"proposal": name, "variance_ratio": [1.0, 1.1], "a_norm": 1.0} for name in PROPOSALS]
-    assert [claim["holds"] for claim in bivariate._shape_claims(rows)] == [False, False]
+    rows = [{"proposal": name, "variance_ratio": [1.0, 1.1], "a_norm": float(name != "VAE")} for name in PROPOSALS]
+    assert [claim.verdict for claim in page._shape_claims({"proposals": rows})] == [ClaimVerdict.FAILS] * 2
 
 
 # ------------------------------------------------------------------------------------------------ panels C and D
@@ -100,16 +102,16 @@ def test_the_evidence_selects_the_truth_with_the_standard_error_of_maximum_likel
 
 @pytest.mark.parametrize("means", MEANS)
 def test_curves_lie_below_the_evidence_and_their_maxima_in_the_zoom(means):
-    found = panel("selection", means)
-    curves = found["curves"]
+    panels = panel("selection", means)
+    curves = panels["curves"]
     for curve in curves.values():
         slack = torch.tensor(curves["EVIDENCE"]["value"]) - torch.tensor(curve["value"])
         assert (slack > -4 * torch.tensor(curve["mcse"])).all()
         assert all(0 < error < 1 for error in curve["mcse"])
-    for row in found["selection"]:
-        assert found["zoom_grid"][0] <= row["lambda"] <= found["zoom_grid"][-1]
+    for row in panels["selection"]:
+        assert panels["zoom_grid"][0] <= row["lambda"] <= panels["zoom_grid"][-1]
         assert not row["at_edge"]
-        top = max(found["zoom"][row["proposal"]]["value"])
+        top = max(panels["zoom"][row["proposal"]]["value"])
         assert top >= max(curves[row["proposal"]]["value"]) - 0.05
 
 
@@ -118,18 +120,18 @@ def test_the_claim_on_bias_holds_with_exact_means_and_is_reversed_with_frozen_on
     assert holds(exact, "higher bias")
     assert holds(exact, "slope of their slack")
     assert not holds(frozen, "higher bias")
-    for found, sign in ((exact, 1), (frozen, -1)):
-        (claim,) = [c for c in found["claims"] if "higher bias" in c["claim"]]
+    for row, sign in ((exact, 1), (frozen, -1)):
+        (claim,) = [c for c in row["claims"] if "higher bias" in c["claim"]]
         assert all(sign * m["margin"] > 4 * m["se"] for m in claim["margins"].values())
 
 
 def test_margins_are_paired_and_a_claim_holds_only_where_all_are_positive():
     noise = torch.linspace(-1, 1, 101)
     size = {"VAE": (0.1, noise), "IWAE": (0.2, noise), "WW": (0.3, noise), "CHI": (0.4, 2 * noise)}
-    found = bivariate._margins("c", size)
-    assert found["holds"]
-    assert found["margins"]["WW - IWAE"] == {"margin": pytest.approx(0.1), "se": 0.0}
-    assert found["margins"]["CHI - VAE"]["se"] == pytest.approx(noise.std().item() / 101**0.5)
+    claim = bivariate._margins("c", size)
+    assert claim["holds"]
+    assert claim["margins"]["WW - IWAE"] == {"margin": pytest.approx(0.1), "se": 0.0}
+    assert claim["margins"]["CHI - VAE"]["se"] == pytest.approx(noise.std().item() / 101**0.5)
     assert not bivariate._margins("c", {**size, "WW": (0.15, noise)})["holds"]
 
 

@@ -14,8 +14,9 @@ from page_checks import NASTY, Outline, outline, run_in
 from vaerdict.core import DataError
 from vaerdict.report import load, markdown, render, tables, text
 from vaerdict_paper.pages.claims import ClaimVerdict
+from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.ppca_claims import further_claims, paper_claims
-from vaerdict_paper.pages.ppca_tables import MAE, beyond_table, cross_table, floors_table, models_table
+from vaerdict_paper.pages.ppca_tables import MAE, PROPOSALS, beyond_table, floors_table, models_table
 from vaerdict_paper.pages.seed_statistics import where
 
 HOLDS, FAILS, UNRESOLVED, NOT_RUN = ClaimVerdict
@@ -168,7 +169,10 @@ def test_models_table_has_published_numbers_beside_ours():
 
 
 def test_cross_table_marks_the_best_proposal_of_each_model():
-    table = cross_table(ppca_results()["cross"], 5, MAE, 200)
+    rows = where(ppca_results()["cross"], k_train=5)
+    table, picture = cross_blocks(rows, MAE, PROPOSALS, about="200 draws", name="-k5")
+    assert (table.name, picture.name) == ("cross-mae-k5", "cross-mae-k5")
+    assert "VAE: VAE 5.00, IWAE 3.10" in picture.alt
     assert [column.key for column in table.columns] == ["model", "VAE", "IWAE", "WW", "CHI", "CHI-t", "MIS"]
     for row in table.rows:
         assert [key for key, value in row.items() if tables.is_best(value)] == ["MIS"]

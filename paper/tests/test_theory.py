@@ -14,25 +14,25 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from checks import assert_mean
 from vaerdict.core import DivergenceError, SettingError, ShapeError
 from vaerdict.noise import seeded
-from vaerdict_paper.theory import (
+from vaerdict_paper.theory.categorical import categorical_divergences, divergences_under_certainty, reverse_kl_limit
+from vaerdict_paper.theory.gaussians import (
     Gaussian,
     a_matrix,
     a_norm,
-    categorical_divergences,
-    divergences_under_certainty,
     gaussian_chi_square,
     gaussian_forward_kl,
     gaussian_reverse_kl,
     log_ratio_form,
+    normal_total_variation,
+)
+from vaerdict_paper.theory.mean_field import (
+    _nelder_mead,
     mean_field_chi_square,
     mean_field_chi_square_newton,
     mean_field_forward_kl,
     mean_field_iwelbo,
     mean_field_reverse_kl,
-    normal_total_variation,
-    reverse_kl_limit,
 )
-from vaerdict_paper.theory.mean_field import _nelder_mead
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:
@@ -246,8 +246,8 @@ def test_chi_square_newton_in_ten_dimensions_and_badly_scaled(generator):
 def test_iwelbo_optimum_with_one_particle_is_reverse_kl():
     """60 independent optima; with one particle their mean is the reverse-KL optimum up to a bias of 1 / n_draws."""
     precision = bivariate(0.7, 2.0, 5.0)
-    found = torch.stack([mean_field_iwelbo(precision, 1, n_draws=2000, generator=seeded(s)) for s in range(60)])
-    error = (found / mean_field_reverse_kl(precision)).log()[:, 0]
+    optima = torch.stack([mean_field_iwelbo(precision, 1, n_draws=2000, generator=seeded(s)) for s in range(60)])
+    error = (optima / mean_field_reverse_kl(precision)).log()[:, 0]
     assert_mean(error, 0.0, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean(error + 0.05, 0.0, rate=1e-6)
@@ -288,13 +288,15 @@ def test_certainty_costs_reverse_kl_little_and_the_others_without_end():
     p = torch.tensor([0.9, 0.07, 0.02, 0.01], dtype=torch.float64)
     doubt = 10.0 ** -torch.arange(1.0, 13.0, dtype=torch.float64)
     for label in range(4):
-        found = divergences_under_certainty(p, doubt, label=label)
-        assert (found.reverse_kl <= reverse_kl_limit(p)).all()
-        assert found.reverse_kl[-1].item() == pytest.approx(-math.log(p[label]), abs=1e-9)
-        growth = found.forward_kl.diff() / math.log(10)
+        divergences = divergences_under_certainty(p, doubt, label=label)
+        assert (divergences.reverse_kl <= reverse_kl_limit(p)).all()
+        assert divergences.reverse_kl[-1].item() == pytest.approx(-math.log(p[label]), abs=1e-9)
+        growth = divergences.forward_kl.diff() / math.log(10)
         torch.testing.assert_close(growth[3:], (1 - p[label]).expand(8), rtol=1e-3, atol=1e-4)
         leading = 3 / doubt * (p**2).sum().sub(p[label] ** 2)
-        torch.testing.assert_close(found.chi_square[-4:] / leading[-4:], torch.ones(4).double(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            divergences.chi_square[-4:] / leading[-4:], torch.ones(4).double(), rtol=1e-5, atol=0
+        )
 
 
 def test_the_bound_on_reverse_kl_is_minus_log_of_the_smallest_probability(generator):

@@ -1,4 +1,4 @@
-"""Lemma 2, Theorem 1 and Proposition 1: corrected bounds hold wherever they are tried, printed ones are broken."""
+"""Lemma 2, Theorem 1 and Proposition 1: corrected bounds hold in all cases, printed ones are violated."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from scipy import stats
 from torch import Tensor
 
 from vaerdict.core import SettingError
-from vaerdict_paper.theory import (
-    Gaussian,
-    a_norm,
-    categorical_divergences,
+from vaerdict_paper.theory.categorical import categorical_divergences
+from vaerdict_paper.theory.concentration import (
     concentration_bound,
-    deviation_bound,
-    gaussian_forward_kl,
     large_deviation_bound,
     large_deviation_threshold,
-    log_ratio_form,
-    plugin_mse_bound,
-    snis_mse_bound,
     sub_exponential_parameters,
-    sufficient_sample_size,
 )
+from vaerdict_paper.theory.error_bounds import deviation_bound, plugin_mse_bound, snis_mse_bound, sufficient_sample_size
+from vaerdict_paper.theory.gaussians import Gaussian, a_norm, gaussian_forward_kl, log_ratio_form
 
 
 def randn(*shape: int, generator: torch.Generator) -> Tensor:
@@ -149,7 +143,7 @@ def test_printed_large_deviation_fails_without_a_linear_term():
     t = 1.0001 * large_deviation_threshold(*form, printed=True).item()
     truth = stats.chi2.sf(d + t, d) + stats.chi2.cdf(d - t, d)
     assert truth > 20 * large_deviation_bound(*form, t, printed=True).item()
-    assert large_deviation_bound(*form, t).item() == 1.0  # the corrected form promises nothing there
+    assert large_deviation_bound(*form, t).item() == 1.0  # the corrected bound does not apply there
 
 
 def test_concentration_bound_far_out_in_many_dimensions():
@@ -178,10 +172,10 @@ def test_only_the_symmetric_part_counts_and_zero_has_no_threshold(generator):
 def test_theorem_1_needs_log_beta_of_twice_the_threshold(d, generator):
     """The theorem's step: epsilon of the exact tail is at most sqrt(3) beta^(-1 / 8 gamma)."""
     norm = uniform(-4, 1.5, 3000, generator).exp()
-    whole = torch.where(torch.rand(3000, generator=generator) < 0.5, norm, -norm.clamp(max=0.95))  # A > -I
+    scale = torch.where(torch.rand(3000, generator=generator) < 0.5, norm, -norm.clamp(max=0.95))  # A > -I
     b = uniform(-2, 3.5, 3000, generator).exp()
-    in_range = 2 * large_deviation_threshold(*as_form(whole / 2, b, d)) < 600  # beta is a float64: three in four are
-    a, b, norm = whole[in_range] / 2, b[in_range], whole[in_range].abs()
+    in_range = 2 * large_deviation_threshold(*as_form(scale / 2, b, d)) < 600  # beta is a float64: three in four are
+    a, b, norm = scale[in_range] / 2, b[in_range], scale[in_range].abs()
     t_star = large_deviation_threshold(*as_form(a, b, d))
     t_printed = large_deviation_threshold(*as_form(a, b, d), printed=True)
 
@@ -202,12 +196,12 @@ def test_theorem_1_needs_log_beta_of_twice_the_threshold(d, generator):
 
 
 def test_printed_theorem_1_fails_outright():
-    """A proposal 40 posterior deviations away: the printed theorem promises 1 - 0.22, the truth fails for sure."""
+    """A proposal 40 posterior deviations away: the printed theorem guarantees 1 - 0.22, the estimate fails."""
     p, q = Gaussian(torch.zeros(1), torch.eye(1)), Gaussian(torch.tensor([40.0]), torch.tensor([[1.05]]))
     cut, kappa = stats.norm.ppf(0.3), 0.3  # f indicates z < cut, a region that q all but never visits
     norm, kl = a_norm(p.cov, q.cov), gaussian_forward_kl(p, q)
     t_printed = large_deviation_threshold(*log_ratio_form(p, q), printed=True)
-    # n itself is beyond float64, so both KL and log n are given less 700 nats; only their difference enters.
+    # n is beyond float64, so 700 nats are subtracted from both KL and log n; only their difference matters.
     log_beta = torch.tensor(8 * math.log(8.2), dtype=torch.float64)
     n = torch.exp(kl - 700 + log_beta)
     deviation, probability = deviation_bound(n, kl - 700, norm, kappa, t_star=t_printed, printed=True)

@@ -24,7 +24,7 @@ from vaerdict.proposals import OfCounts
 from vaerdict.training import IWAE, VAE, Member, Recipe, Settings, train
 from vaerdict_paper.benchmarks.timing import one_thread, watched
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vaerdict.paper.counts")  # below the logger that the commands print
 
 PEERS = ("scvi",)
 

@@ -31,7 +31,7 @@ from vaerdict.training.stacks import Stack, signature
 from vaerdict_paper.benchmarks.roofline import Ceilings, ceilings, demand, seconds_of, shares
 from vaerdict_paper.experiments import genes_fit, mnist, ppca
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vaerdict.paper.gpu")  # below the logger that the commands print
 
 NEEDS_CUDA = True
 

@@ -20,7 +20,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ from vaerdict.tasks import Task
 from vaerdict.training import CHI, Fit, Member, Recipe, Settings, train
 from vaerdict_paper.experiments import ppca
 from vaerdict_paper.experiments.ppca import MIXTURE, THRESHOLDS, Problem, khat_summary, model_row, published
-from vaerdict_paper.theory import Gaussian, a_norm, gaussian_chi_square, mean_field_chi_square
+from vaerdict_paper.theory.gaussians import Gaussian, a_norm, gaussian_chi_square
+from vaerdict_paper.theory.mean_field import mean_field_chi_square
 
 Row = dict[str, Any]
 
@@ -135,8 +136,7 @@ def work(task: Task) -> dict[str, Any]:
     """Do one task (see `tasks`)."""
     preset = preset_of(task)
     if task["stage"] == "sign":
-        fitted = fits(preset, task["k"])
-        return {"derivatives": derivatives(task["k"]), "fits": fitted, "endpoints": endpoints(fitted)}
+        return {"derivatives": derivatives(task["k"]), "fits": fits(preset, task["k"])}
     if task["stage"] == "collapse":
         return {"collapse": collapse(preset, task["k"], task["seed"])}
     return settings(preset)
@@ -226,21 +226,6 @@ def _losses(chi: Loss, q: Elliptical, noise: Noise, log_p: Callable[[Tensor], Te
     z = z if chi.z_grad else z.detach()
     log_q = (q if chi.q_grad else q.detach()).log_prob(z)
     return chi(log_p(z) - log_q, log_q)
-
-
-def endpoints(rows: Sequence[Row]) -> list[Row]:
-    """Where each loss ends: the median over replicates and the second half of training.
-
-    ``converged`` means within 15 % of the optimum. A variance that collapsed or diverged has only its logarithm.
-    """
-    last, best, ends = max(row["steps"] for row in rows), _best_variance(), []
-    for name in CHI_LOSSES:
-        late = [row for row in rows if row["loss"] == name and 2 * row["steps"] >= last]
-        power = median(row["log10_variance"] for row in late)
-        variance = 10**power if abs(power) < 6 else None
-        row = {"k": late[0]["k"], "loss": name, "log10_variance": power, "variance": variance, "best_variance": best}
-        ends.append({**row, "converged": variance is not None and abs(variance / best - 1) < 0.15})
-    return ends
 
 
 # ------------------------------------------------------------------------------------------------------ collapse

@@ -46,7 +46,7 @@ from vaerdict_paper.experiments.mnist_measure import (
 )
 from vaerdict_paper.mnist_data import MnistSplit, mnist, mnist_files, mnist_split
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vaerdict.paper.mnist")  # below the logger that the commands print
 
 N_KNOWN = 9
 MIXTURE = ("IWAE", "WW", "CHI")

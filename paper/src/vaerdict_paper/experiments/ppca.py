@@ -25,7 +25,7 @@ from vaerdict.noise import seeded
 from vaerdict.proposals import Mixture, Normal, Prior, Student
 from vaerdict.tasks import Task
 from vaerdict.training import CHI, IWAE, RECIPES, VAE, WW, Fit, Member, Settings, train
-from vaerdict_paper.theory import a_norm
+from vaerdict_paper.theory.gaussians import a_norm
 
 THRESHOLDS = torch.logspace(-2, 1, 40, dtype=torch.float64)
 """The paper's 40 thresholds nu, geometric from 0.01 to 10."""

@@ -1,4 +1,4 @@
-"""Figures that several experiments share: heat maps of models by proposals, logarithmic curves, ranges of k-hat."""
+"""Figures that several experiments share: heat maps, logarithmic curves, ranges of k-hat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vaerdict.report.document import Picture
 from vaerdict.report.figures import GREY, INK, OKABE_ITO, blank, label, look
 from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Pick
@@ -15,33 +14,6 @@ from vaerdict_paper.pages.seed_statistics import Summary, mean_of, where
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def cross_picture(
-    means: Mapping[str, Mapping[str, Summary | None]],
-    quantity: Column,
-    name: str,
-    *,
-    title: str | None = None,
-    aside: str = "",
-    pick: Pick = min,
-) -> Picture:
-    """The heat map of a quantity over models (rows) and proposals (columns).
-
-    `title` replaces the quantity's own in the caption, `aside` is added to the text alternative, and `pick` (`min` or
-    `max`) says which end is better.
-    """
-    title = title or quantity.title
-    values = {m: {q: mean and mean.mean for q, mean in row.items()} for m, row in means.items()}
-    rows = "; ".join(
-        f"{m}: " + ", ".join(f"{q} {quantity.text(v)}" for q, v in row.items()) for m, row in values.items()
-    )
-    return Picture(
-        name,
-        f"{title} on each fixed model; lighter is better, the best proposal of each model is framed.",
-        f"Heat map of {title}, models by proposals{aside}. {rows}.",
-        lambda: heat_map(values, quantity, pick),
-    )
 
 
 def heat_map(values: Mapping[str, Mapping[str, float | None]], quantity: Column, pick: Pick = min) -> Figure:

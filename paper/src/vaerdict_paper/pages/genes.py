@@ -14,10 +14,19 @@ from vaerdict.report.tables import Table, number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import genes_tables
 from vaerdict_paper.pages.claims import RULE, Claim, tally
-from vaerdict_paper.pages.figures import cross_picture
+from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.genes_claims import SCALES, donor_claims, further_claims, on_each, paper_claims, targets
-from vaerdict_paper.pages.genes_rows import FLOORS, UNCERTAINTIES, floor, refined, simulators, title_of
-from vaerdict_paper.pages.genes_tables import ESS, KHAT, MAE, cross_means
+from vaerdict_paper.pages.genes_rows import (
+    FLOORS,
+    PROPOSALS,
+    UNCERTAINTIES,
+    crossed,
+    floor,
+    refined,
+    simulators,
+    title_of,
+)
+from vaerdict_paper.pages.genes_tables import ESS, KHAT, MAE
 from vaerdict_paper.pages.seed_statistics import mean_of, where
 
 if TYPE_CHECKING:
@@ -94,10 +103,12 @@ def _of_simulator(
     settings, printed = results.get("settings", {}), published()["genes"]["printed"]
     crosses: list[Block | None] = []
     for quantity, pick, draws in ((MAE, min, "n_draws"), (KHAT, min, "khat_draws"), (ESS, max, "khat_draws")):
-        table = genes_tables.cross_table(cross, name, quantity, pick, settings.get(draws, "equal"))
-        if table:
-            means = cross_means(cross, name, quantity.key)
-            crosses += [table, cross_picture(means, quantity, f"cross-{quantity.key}-{name}", pick=pick)]
+        about = f"{title_of(name)}, {settings.get(draws, 'equal')} draws per cell"
+        blocks = cross_blocks(crossed(cross, name), quantity, PROPOSALS, about=about, name=f"-{name}", pick=pick)
+        if blocks:
+            table, picture = blocks
+            floors = genes_tables.floor_rows(cross, name) if quantity is MAE else []
+            crosses += [replace(table, rows=[*table.rows, *floors]), picture]
     return [
         genes_tables.models_table(models, cross, name, printed),
         *crosses,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vaerdict.report.records import Row
-from vaerdict.report.tables import Column, Pick, Table, Value, mark, mark_column
+from vaerdict.report.tables import Column, Table, Value, mark_column
 from vaerdict_paper.pages.genes_rows import (
     FLOORS,
     MODELS,
@@ -22,7 +22,7 @@ from vaerdict_paper.pages.genes_rows import (
     refined,
     title_of,
 )
-from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, mean_of, ordered, seed_count, where
+from vaerdict_paper.pages.seed_statistics import cell, cells, mean_of, ordered, seed_count, where
 
 Published = Mapping[str, Any]
 
@@ -114,36 +114,12 @@ def _model_row(name: str, rows: Sequence[Row], cross: Sequence[Row], printed: Pu
     }
 
 
-def cross_means(cross: Sequence[Row], simulator: str, key: str) -> dict[str, dict[str, Summary | None]]:
-    """The mean of a quantity over seeds by model, then by proposal."""
-    rows = crossed(cross, simulator)
-    proposals = ordered((row["proposal"] for row in rows), PROPOSALS)
-    return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in _models(rows)}
-
-
-def cross_table(
-    cross: Sequence[Row], simulator: str, quantity: Column, pick: Pick = min, draws: object = "equal"
-) -> Table | None:
-    """One quantity for every model (rows) and proposal (columns)."""
-    means = cross_means(cross, simulator, quantity.key)
-    if not means:
-        return None
-    body = [{"model": m, **mark({q: cell(mean) for q, mean in row.items()}, pick)} for m, row in means.items()]
-    if quantity is MAE:
-        body += [
-            {
-                "model": f"{name} (no proposal)",
-                PROPOSALS[0]: cell(mean_of(floor(cross, simulator, name, "all"), MAE.key)),
-            }
-            for name in FLOORS
-        ]
-    columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in next(iter(means.values())))]
-    rows = crossed(cross, simulator)
-    caption = (
-        f"{quantity.title} of each proposal (columns) on each fixed model (rows), {title_of(simulator)}, "
-        f"{draws} draws per cell from every proposal: mean ± sd over {seed_count(rows)}."
-    )
-    return Table(f"cross-{quantity.key}-{simulator}", caption, columns, body)
+def floor_rows(cross: Sequence[Row], simulator: str) -> list[dict[str, Any]]:
+    """Rows of the floors for the table of FDR errors of models and proposals."""
+    return [
+        {"model": f"{name} (no proposal)", PROPOSALS[0]: cell(mean_of(floor(cross, simulator, name, "all"), MAE.key))}
+        for name in FLOORS
+    ]
 
 
 def plugin_table(cross: Sequence[Row], simulator: str) -> Table | None:

@@ -12,7 +12,7 @@ from vaerdict.report.tables import number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import mnist_figures, mnist_tables
 from vaerdict_paper.pages.claims import RULE
-from vaerdict_paper.pages.figures import cross_picture
+from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.mnist_claims import (
     SCALES,
     paper_claims,
@@ -21,9 +21,10 @@ from vaerdict_paper.pages.mnist_claims import (
     targets,
     third_step,
 )
-from vaerdict_paper.pages.mnist_rows import best_model, pair_means
+from vaerdict_paper.pages.mnist_rows import best_model, counts_of, crossed
 from vaerdict_paper.pages.mnist_summary import summary
 from vaerdict_paper.pages.mnist_tables import ACCURACY, ACCURACY_IS, CROSS
+from vaerdict_paper.pages.ppca_tables import PROPOSALS
 
 _NEEDED = {
     "models": ("model", "seed"),
@@ -78,11 +79,12 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
 def _cross(cross: Sequence[Row]) -> list[Block]:
     """Heat maps of precision and accuracy without and with weights; the tables of accuracy folded."""
     blocks: list[Block] = []
+    rows = crossed(cross)
+    about = f"{counts_of(rows, 'n_draws') or 'equal'} draws"
     for quantity, title in CROSS.items():
-        table = mnist_tables.cross_table(cross, quantity)
-        if table:
-            means = pair_means(cross, quantity.key)
-            picture = cross_picture(means, quantity, f"cross-{quantity.key}", title=title, pick=max)
+        both = cross_blocks(rows, quantity, PROPOSALS, about=about, title=title, pick=max)
+        if both:
+            table, picture = both
             blocks += [picture, replace(table, detail=quantity in (ACCURACY, ACCURACY_IS))]
     return blocks
 

@@ -20,6 +20,7 @@ from vaerdict_paper.pages.claims import (
     selected_models,
     selection_counts,
 )
+from vaerdict_paper.pages.crossed import CROSSED
 from vaerdict_paper.pages.mnist_rows import (
     FREE,
     NINE,
@@ -35,7 +36,6 @@ from vaerdict_paper.pages.mnist_rows import (
     percent,
     weighted,
 )
-from vaerdict_paper.pages.ppca_tables import CROSSED
 from vaerdict_paper.pages.seed_statistics import BySeed, Summary, by_seed, difference, minus, where
 
 Published = Mapping[str, Any]

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from vaerdict.report.records import Row, grouped
 from vaerdict_paper.pages.claims import Scores, best_of
-from vaerdict_paper.pages.ppca_tables import CROSSED, PROPOSALS
-from vaerdict_paper.pages.seed_statistics import Summary, by_seed, mean_of, ordered, where
+from vaerdict_paper.pages.crossed import CROSSED
+from vaerdict_paper.pages.ppca_tables import PROPOSALS
+from vaerdict_paper.pages.seed_statistics import by_seed, mean_of, ordered, where
 
 NINE, FREE, SUPERVISED = "nine", "nine and a free one", "nine, supervised network"
 """The classes among which a method decides."""
@@ -121,14 +122,6 @@ def pairs(cross: Sequence[Row], key: str) -> dict[str, Scores]:
         model: {q: values for q in proposals if (values := by_seed(where(rows, model=model, proposal=q), key))}
         for model in ordered((row["model"] for row in rows), CROSSED)
     }
-
-
-def pair_means(cross: Sequence[Row], key: str) -> dict[str, dict[str, Summary | None]]:
-    """The mean of `key` over seeds for every model and proposal; empty if no row has it."""
-    rows = [row for row in crossed(cross) if row.get(key) is not None]
-    proposals = ordered((row["proposal"] for row in rows), PROPOSALS)
-    models = ordered((row["model"] for row in rows), CROSSED)
-    return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in models}
 
 
 def methods(models: Sequence[Row], cross: Sequence[Row] = ()) -> list[Method]:

@@ -18,11 +18,11 @@ from vaerdict_paper.pages.mnist_rows import (
     baselines,
     best_model,
     by_selection,
+    crossed,
     methods,
     model_scores,
     most_precise,
     of_model,
-    pair_means,
     pairs,
 )
 from vaerdict_paper.pages.mnist_tables import most_common
@@ -97,7 +97,7 @@ def _best_pair(cross: Rows) -> str:
         return ""
     second = best_of({name: values for name, values in precision.items() if name != best}, max)
     model, proposal = names[best]
-    weighted = pair_means(cross, "auprc_is").get(model, {}).get(proposal)
+    weighted = mean_of(where(crossed(cross), model=model, proposal=proposal), "auprc_is")
     mean = sum(precision[best].values()) / len(precision[best])
     return (
         f"The pair of model and proposal that rejects the nines best is {best}: average precision {number(mean, 3)}"

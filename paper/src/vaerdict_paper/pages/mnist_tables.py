@@ -8,20 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from vaerdict.report.records import Row, grouped
-from vaerdict.report.tables import Column, Table, Value, mark, mark_column
+from vaerdict.report.tables import Column, Table, Value, mark_column
+from vaerdict_paper.pages.crossed import CROSSED
 from vaerdict_paper.pages.mnist_rows import (
     Method,
     baselines,
     by_selection,
     counts_of,
-    crossed,
     methods,
-    pair_means,
     paper_variant,
     title,
     weighted,
 )
-from vaerdict_paper.pages.ppca_tables import CROSSED
 from vaerdict_paper.pages.seed_statistics import cell, cells, mean_of, ordered, seed_count, where
 
 IWELBO, KHAT = Column("iwelbo", "IWELBO", 2), Column("khat", "k-hat, median", 2)
@@ -99,19 +97,6 @@ CROSS = {
     ACCURACY_IS: "Accuracy (%) with weights",
 }
 """Quantities shown for every pair of model and proposal, with their titles."""
-
-
-def cross_table(cross: Sequence[Row], quantity: Column) -> Table | None:
-    """One quantity for every model (rows) and proposal (columns), the highest of each model marked."""
-    means = pair_means(cross, quantity.key)
-    if not means:
-        return None
-    body = [{"model": m, **mark({q: cell(mean) for q, mean in row.items()}, max)} for m, row in means.items()]
-    columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in next(iter(means.values())))]
-    rows = crossed(cross)
-    draws = counts_of(rows, "n_draws") or "equal"
-    caption = f"{CROSS[quantity]}, {draws} draws from every proposal: mean ± sd over {seed_count(rows)}."
-    return Table(f"cross-{quantity.key}", caption, columns, body)
 
 
 # -------------------------------------------------------------------------------------------------- inference

@@ -13,9 +13,10 @@ from vaerdict.report.tables import number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import ppca_tables
 from vaerdict_paper.pages.claims import RULE, Claim, tally
-from vaerdict_paper.pages.figures import Range, cross_picture, line, log_curves, ranges
+from vaerdict_paper.pages.crossed import cross_blocks
+from vaerdict_paper.pages.figures import Range, line, log_curves, ranges
 from vaerdict_paper.pages.ppca_claims import ERRORS, further_claims, paper_claims
-from vaerdict_paper.pages.ppca_tables import KHAT, MAE, NOISES, beyond_rows, cross_means, floor_means
+from vaerdict_paper.pages.ppca_tables import KHAT, MAE, NOISES, PROPOSALS, beyond_rows, floor_means
 from vaerdict_paper.pages.seed_statistics import mean_of, where
 
 
@@ -84,12 +85,10 @@ def _best(cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
 def _at(k: int, models: Sequence[Row], cross: Sequence[Row], results: Row, printed: Row) -> list[Block | None]:
     """Tables and heat maps at one particle count."""
     blocks: list[Block | None] = [ppca_tables.models_table(models, k, printed.get(f"k{k}", {}))]
+    rows = where(cross, k_train=k, training="paper")
     for quantity, setting in ((MAE, "n_draws"), (KHAT, "khat_draws")):
-        table = ppca_tables.cross_table(cross, k, quantity, results.get("settings", {}).get(setting, "equal"))
-        if table:
-            means = cross_means(cross, k, quantity.key)
-            name = f"cross-{quantity.key}-k{k}"
-            blocks += [table, cross_picture(means, quantity, name, aside=f", {k} particles")]
+        about = f"trained with {k} particles, {results.get('settings', {}).get(setting, 'equal')} draws"
+        blocks += cross_blocks(rows, quantity, PROPOSALS, about=about, name=f"-k{k}") or ()
     return blocks
 
 

@@ -19,7 +19,8 @@ from vaerdict_paper.pages.claims import (
     selected_models,
     selection_counts,
 )
-from vaerdict_paper.pages.ppca_tables import CROSSED, SINGLES, Published, beyond_rows
+from vaerdict_paper.pages.crossed import CROSSED
+from vaerdict_paper.pages.ppca_tables import SINGLES, Published, beyond_rows
 from vaerdict_paper.pages.seed_statistics import Summary, by_seed, difference, mean_of, minus, where
 
 ERRORS = (

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from vaerdict.report.records import Row, grouped
-from vaerdict.report.tables import Column, Table, Value, mark, mark_column
+from vaerdict.report.tables import Column, Table, Value, mark_column
+from vaerdict_paper.pages.crossed import CROSSED
 from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, mean_of, ordered, seed_count, where
 
 MODELS = ("VAE", "AGG", "CYCLIC", "IWAE", "WW", "CHI", "CHI-t")
-CROSSED = ("VAE", "IWAE", "WW", "CHI")
 SINGLES = ("VAE", "IWAE", "WW", "CHI", "CHI-t")
 PROPOSALS = (*SINGLES, "MIS")
 NOISES = {"iid": "i.i.d.", "sobol": "Sobol", "aligned": "aligned Sobol"}
@@ -97,29 +97,6 @@ _FORMS: tuple[tuple[str, Callable[[Mapping[str, float]], Mapping[str, float]], f
     ("k-hat", dict, 1),
     (_MAE, dict, 100),
 )
-
-
-def cross_means(cross: Sequence[Row], k: int, key: str) -> dict[str, dict[str, Summary | None]]:
-    """The mean of a quantity over seeds by model, then by proposal, in the paper's order."""
-    rows = where(cross, k_train=k, training="paper")
-    models = ordered((row["model"] for row in rows), CROSSED)
-    proposals = ordered((row["proposal"] for row in rows), PROPOSALS)
-    return {m: {q: mean_of(where(rows, model=m, proposal=q), key) for q in proposals} for m in models}
-
-
-def cross_table(cross: Sequence[Row], k: int, quantity: Column, draws: object) -> Table | None:
-    """One quantity for every model (rows) and proposal (columns), the lowest of each model marked."""
-    means = cross_means(cross, k, quantity.key)
-    if not means:
-        return None
-    body = [{"model": m, **mark({q: cell(mean) for q, mean in row.items()})} for m, row in means.items()]
-    proposals = next(iter(means.values()))
-    columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in proposals)]
-    caption = (
-        f"{quantity.title} of each proposal (columns) on each fixed model (rows), trained with {k} particles, "
-        f"{draws} draws from every proposal: mean ± sd over {seed_count(where(cross, k_train=k, training='paper'))}."
-    )
-    return Table(f"cross-{quantity.key}-k{k}", caption, columns, body)
 
 
 def beyond_rows(cross: Iterable[Row]) -> list[Row]:
