@@ -280,6 +280,19 @@ def test_a_document_may_bring_its_own_style_and_script():
     assert "<p>!</p>" in source
 
 
+def test_a_page_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
+    written = write_page(Document("Old", [], []), tmp_path)
+
+    def torn(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("vaerdict.io.os.replace", torn)
+    with pytest.raises(OSError, match="disk full"):
+        write_page(Document("New", [], []), tmp_path)
+    assert "<title>Old</title>" in written.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
 def test_matplotlib_is_loaded_only_to_draw(tmp_path, monkeypatch):
     for path in Path(report.__file__).parent.glob("*.py"):
         at_import = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -322,15 +335,15 @@ def demo_results(**decision: Any) -> dict[str, Any]:
 
 
 def test_demo_says_whether_to_use_the_answers(tmp_path):
-    def told(name: str, **decision: Any) -> str:
+    def shown(name: str, **decision: Any) -> str:
         return text(load(run_in(tmp_path / name, demo_results(**decision))))
 
-    usable = told("a")
+    usable = shown("a")
     assert "These answers can be used. The weights are in order for 96% of the observations" in usable
     assert "cover the truth in 67% of 3 observations" in usable
-    assert "can be used with care" in told("b", share_ok=0.85, share_caution=0.1, share_refuse=0.05)
-    assert "should not be used as they are" in told("c", share_ok=0.5, share_refuse=0.5)
-    counted = told("d", n_different=1, n_observations=9, n_different_flagged=1, rungs={"MIS": 9})
+    assert "can be used with care" in shown("b", share_ok=0.85, share_caution=0.1, share_refuse=0.05)
+    assert "should not be used as they are" in shown("c", share_ok=0.5, share_refuse=0.5)
+    counted = shown("d", n_different=1, n_observations=9, n_different_flagged=1, rungs={"MIS": 9})
     assert "Of 9 decisions, 1 differs from what exact probabilities would give, and 1 of those was marked" in counted
     assert "9 at MIS" in counted
 

@@ -80,9 +80,9 @@ def against_truth(points: Sequence[Mapping[str, Any]]) -> Figure:
     """Estimated against exact probabilities with two standard errors either way, coloured and shaped by verdict."""
     figure, axes = blank(height=5.0)
     diagonal(axes, "exact probability", "estimated probability")
-    known = [p for p in points if p.get("exact") is not None and p.get("estimate") is not None]
+    complete = [p for p in points if p.get("exact") is not None and p.get("estimate") is not None]
     for verdict, (colour, marker) in VERDICT_LOOK.items():
-        subset = [p for p in known if p.get("verdict") == verdict]
+        subset = [p for p in complete if p.get("verdict") == verdict]
         if subset:
             axes.errorbar(
                 [p["exact"] for p in subset],

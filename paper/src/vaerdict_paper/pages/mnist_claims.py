@@ -96,7 +96,7 @@ def _correction_fails(models: Sequence[Row], printed: Published) -> Claim:
         [
             Evidence(f"accuracy without weights minus {floor:g} %, mean of the models", minus(plugin, floor), +1, 2),
             Evidence(
-                f"accuracy with weights minus {middle:g} %, midway paired_difference the paper's two",
+                f"accuracy with weights minus {middle:g} %, midway between the paper's two",
                 minus(corrected, middle),
                 -1,
                 2,

@@ -114,7 +114,7 @@ def refinement_table(refined: Sequence[Row]) -> Table | None:
         else ""
     )
     note = (
-        "encoder: the model's own proposal; MIS: the mixture; REFINED: a Gaussian of full covariance fitted for each "
+        "encoder: the model's own proposal; MIS: the mixture; REFINED: a proposal of full covariance fitted for each "
         f"digit and class; IMPROVED: the same after gradient steps on its bound.{near}"
     )
     measured = (SHARE, KHAT, ESS, Column("gold_distance", "distance to reference", 4), Column("seconds", "seconds", 0))
