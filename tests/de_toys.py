@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
 from vaerdict.de.counts_likelihood import GroupProportions
+from vaerdict.de.model import Proposed
+from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 
 
 def simulated(
@@ -18,3 +24,38 @@ def simulated(
         mean = drawn / (n * library)
         sides.append(GroupProportions(mean, mean / library, 1 / library, n))
     return sides[0], sides[1]
+
+
+NOISE_SD = 0.5
+
+
+@dataclass(frozen=True)
+class Powers:
+    """Latents with a Gaussian posterior, x = z + noise, and expression 2^z: fold changes are differences of latents."""
+
+    d: int
+
+    @property
+    def prior(self) -> StandardNormal:
+        return StandardNormal(self.d)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.prior.log_prob(z) - 0.5 * ((x - z) / NOISE_SD).square().sum(-1)
+
+    def expression(self, z: Tensor) -> Tensor:
+        return torch.exp2(z)
+
+    def posterior(self, x: Tensor) -> tuple[Tensor, float]:
+        """Mean and standard deviation of each latent."""
+        shrink = 1 / (1 + NOISE_SD**2)
+        return shrink * x, math.sqrt(shrink) * NOISE_SD
+
+    def exact(self, x: Tensor, inflate: float = 1.0) -> Elliptical:
+        loc, sd = self.posterior(x)
+        return Elliptical(loc, Diagonal(torch.full_like(loc, sd * inflate)))
+
+
+def wide(x: Tensor, inflate: float = 1.5) -> Proposed:
+    """Weights are bounded."""
+    model = Powers(x.shape[1])
+    return Proposed(model, x, model.exact(x, inflate))

@@ -306,9 +306,9 @@ def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     adata = simulated(n=120, null=True)
     options = {"splits": 2, "spikes": 1, **FAST}
     calibration = calibrate(adata, "group", **options, out=tmp_path / "whole")
-    parts = sorted((tmp_path / "whole" / "parts").glob("*.json"))
-    assert len(parts) == 3
-    parts[1].unlink()
+    finished = sorted((tmp_path / "whole" / "tasks").glob("*.json"))
+    assert len(finished) == 3
+    finished[1].unlink()
     with pytest.raises(SettingError, match="--resume"):
         calibrate(adata, "group", **options, out=tmp_path / "whole")
     again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)

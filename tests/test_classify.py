@@ -523,4 +523,4 @@ def test_the_digits_example_runs(capsys):
     printed = capsys.readouterr().out
     assert re.search(r"verdicts: \d+% OK", printed)
     assert "model agrees" in printed or "model disagrees" in printed
-    assert not math.isnan(float(re.search(r"digits 0-8: ([\d.]+)% right", printed)[1]))
+    assert not math.isnan(float(re.search(r"digits 0-8: ([\d.]+)% correct", printed)[1]))

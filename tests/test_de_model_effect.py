@@ -12,54 +12,21 @@ import torch
 from torch import Tensor
 
 from checks import Largest, assert_mean
+from de_toys import NOISE_SD, Powers, wide
 from vaerdict import decisions
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import effects
 from vaerdict.de import model as de
 from vaerdict.de.effects import CENTRED, ESTIMANDS, PROPORTION, Effect, Estimand, comparison
 from vaerdict.de.tables import GeneTable
-from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.engines import Threads
 
-NOISE_SD = 0.5
 CELLS = torch.arange
-
-
-@dataclass(frozen=True)
-class Powers:
-    """Latents with a Gaussian posterior, x = z + noise, and expression 2^z: fold changes are differences of latents."""
-
-    d: int
-
-    @property
-    def prior(self) -> StandardNormal:
-        return StandardNormal(self.d)
-
-    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
-        return self.prior.log_prob(z) - 0.5 * ((x - z) / NOISE_SD).square().sum(-1)
-
-    def expression(self, z: Tensor) -> Tensor:
-        return torch.exp2(z)
-
-    def posterior(self, x: Tensor) -> tuple[Tensor, float]:
-        """Mean and standard deviation of each latent."""
-        shrink = 1 / (1 + NOISE_SD**2)
-        return shrink * x, math.sqrt(shrink) * NOISE_SD
-
-    def exact(self, x: Tensor, inflate: float = 1.0) -> Elliptical:
-        loc, sd = self.posterior(x)
-        return Elliptical(loc, Diagonal(torch.full_like(loc, sd * inflate)))
 
 
 @pytest.fixture
 def x(generator) -> Tensor:
     return torch.randn(24, 5, generator=generator, dtype=torch.float64)
-
-
-def wide(x: Tensor, inflate: float = 1.5) -> de.Proposed:
-    """Weights are bounded."""
-    model = Powers(x.shape[1])
-    return de.Proposed(model, x, model.exact(x, inflate))
 
 
 GROUPS = {"a": torch.arange(0, 12), "b": torch.arange(12, 24), "one": torch.tensor([3]), "other": torch.tensor([20])}

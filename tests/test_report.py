@@ -1,11 +1,10 @@
-"""The report framework: records, tables, documents, figures and pages, and the page of the pPCA demo."""
+"""The report framework: records, tables, documents, figures and pages."""
 
 from __future__ import annotations
 
 import ast
 import base64
 import hashlib
-import json
 import re
 import sys
 from collections import Counter
@@ -15,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from page_checks import NASTY, Outline, outline, run_in
+from de_runs import run_in as de_run
+from page_checks import NASTY, Outline, outline
 from vaerdict import report
 from vaerdict.core import DataError, SettingError
-from vaerdict.report import brief, load, markdown, render, tables, text, write_page
+from vaerdict.report import brief, markdown, render, tables, text, write_page
 from vaerdict.report.document import Document, Live, Picture, Section, present, slug
 from vaerdict.report.figures import INK, blank, inline, label
 from vaerdict.report.page import page
@@ -89,14 +89,13 @@ def test_rows_are_grouped_in_order_of_appearance():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"experiment": "demo", "points": [{"mod', "not complete JSON"),
+        (b'{"experiment": "de", "points": [{"mod', "not complete JSON"),
         (b"\xff\xfe\x00", "not complete JSON"),
         (b"[1, 2]", "holds a list"),
-        (b"{}", "experiment None; reports exist for .*demo"),
-        (b'{"experiment": ["demo"]}', r"experiment \['demo'\]"),
+        (b"{}", "experiment None; reports exist for .*de"),
+        (b'{"experiment": ["de"]}', r"experiment \['de'\]"),
         (b'{"experiment": "unknown"}', "experiment 'unknown'"),
-        (b'{"experiment": "demo"}', "no 'decision'"),
-        (b'{"experiment": "demo", "decision": {"share_ok": "x"}}', "lacks something that its report needs"),
+        (b'{"experiment": "calibrate"}', "holds no verdict"),
     ],
 )
 def test_unusable_results_are_named(tmp_path, content, message):
@@ -109,7 +108,7 @@ def test_unusable_results_are_named(tmp_path, content, message):
 def test_missing_runs_and_damaged_manifests_are_named(tmp_path):
     with pytest.raises(DataError, match="does not exist; give the directory of a finished run"):
         render(tmp_path / "nowhere")
-    run = run_in(tmp_path, demo_results())
+    run = de_run(tmp_path, n_genes=20)
     (run / "manifest.json").write_text('{"command": [')
     with pytest.raises(DataError, match=r"manifest\.json is not complete JSON"):
         render(run)
@@ -312,46 +311,3 @@ def test_inline_drawings_have_ids_of_their_own():
         '<g id="one-two-a"/><use xlink:href="#one-two-a"/></svg>'
     )
     assert 'id="two-a"' in inline(source, replace(one, name="two"))
-
-
-# ----------------------------------------------------------------------------------------------- the demo on pPCA
-def demo_results(**decision: Any) -> dict[str, Any]:
-    shares = {"share_ok": 0.96, "share_caution": 0.03, "share_refuse": 0.01}
-    point = {"exact": 0.4, "estimate": 0.41, "mcse": 0.01, "verdict": "ok"}
-    score = {
-        "seed": 0, "iwelbo": -16.8, "iwelbo_se": 0.2, "iwelbo_best": -16.7, "best_by": "refined", "gap": 0.1,
-        "behind_se": 0.01, "khat": None,
-    }  # fmt: skip
-    return {
-        "experiment": "demo",
-        "selection": [{**score, "model": "IWAE", "behind": 0.0}, {**score, "model": NASTY, "behind": 0.3}],
-        "proposals": [
-            {"proposal": NASTY, "khat": 0.5, "khat_share_ok": 0.9, "ess": 100.0, "mae": 0.02, "mcse": 0.02},
-            {"proposal": "MIS", "khat": None, "khat_share_ok": 1.0, "ess": 300.0, "mae": 0.01, "mcse": 0.01},
-        ],
-        "decision": {"error": 0.01, "mcse": 0.012, "n_draws": 1000, **shares, **decision},
-        "points": [point, {**point, "verdict": "refuse", "estimate": 0.7}, {**point, "verdict": "caution"}],
-    }  # fmt: skip
-
-
-def test_demo_says_whether_to_use_the_answers(tmp_path):
-    def shown(name: str, **decision: Any) -> str:
-        return text(load(run_in(tmp_path / name, demo_results(**decision))))
-
-    usable = shown("a")
-    assert "These answers can be used. The weights are in order for 96% of the observations" in usable
-    assert "cover the truth in 67% of 3 observations" in usable
-    assert "can be used with care" in shown("b", share_ok=0.85, share_caution=0.1, share_refuse=0.05)
-    assert "should not be used as they are" in shown("c", share_ok=0.5, share_refuse=0.5)
-    counted = shown("d", n_different=1, n_observations=9, n_different_flagged=1, rungs={"MIS": 9})
-    assert "Of 9 decisions, 1 differs from what exact probabilities would give, and 1 of those was marked" in counted
-    assert "9 at MIS" in counted
-
-
-def test_demo_page_prints_names_literally(tmp_path):
-    run = run_in(tmp_path, demo_results(), {"command": [NASTY]})
-    seen, source = outline(render(run))
-    assert seen.tags["script"] == 1
-    assert "<script>alert" not in source
-    assert (run / "figures" / "against-truth.svg").exists()
-    assert json.loads((run / "results.json").read_text()) == demo_results()

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 
-from vaerdict import de
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import model as de_model
 from vaerdict.de.effects import CENTRED, PAIR, Effect
@@ -220,7 +219,7 @@ def test_floors_have_every_size_and_estimand(problem):
 def test_replicates_have_priors_of_their_own(monkeypatch):
     """With a common mean, donors look more alike than they are, and the null arm has discoveries."""
     used, refined = [], de_model.refined
-    monkeypatch.setattr(de, "refined", lambda *args, labels: used.append(labels) or refined(*args, labels=labels))
+    monkeypatch.setattr(de_model, "refined", lambda *args, labels: used.append(labels) or refined(*args, labels=labels))
     donor_arm(1, "null", "VAE", TINY, n_draws=20, n_cells=200)
     assert [len(labels.unique()) for labels in used] == [2, 8]  # groups, then donors
 

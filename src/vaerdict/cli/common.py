@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 screen, messages = Console(), Console(stderr=True)
 
-LOGGERS = ("vaerdict", "vaerdict_paper")
-"""The loggers whose messages a terminal shows: this package's, and that of the package in ``paper/``."""
-
 RUNNING = "Running"
 """The heading of the options that do not change a result."""
 
@@ -88,23 +85,21 @@ def progress_bar() -> Iterator[Report]:
     with Progress(*columns, console=messages, transient=True) as bar:
         tasks: dict[str, Any] = {}
         listener = _Listener(bar)
-        loggers = [logging.getLogger(name) for name in LOGGERS]
-        levels = [logger.level for logger in loggers]
+        logger = logging.getLogger("vaerdict")
+        level = logger.level
 
         def progress(done: int, total: int, what: str, /) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done, total=total)
 
-        for logger in loggers:
-            logger.setLevel(logging.INFO)
-            logger.addHandler(listener)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(listener)
         try:
             yield progress
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.removeHandler(listener)
-                logger.setLevel(level)
+            logger.removeHandler(listener)
+            logger.setLevel(level)
 
 
 class _Listener(logging.Handler):

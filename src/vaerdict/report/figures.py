@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,6 @@ OKABE_ITO = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "
 """Colours that colour-blind readers can tell apart; the yellow is darkened to show on white."""
 
 MARKERS = "osD^vPX"
-VERDICT_LOOK = {"ok": (OKABE_ITO[0], "o"), "caution": (OKABE_ITO[1], "^"), "refuse": (OKABE_ITO[3], "X")}
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -74,30 +73,6 @@ def diagonal(axes: Axes, xlabel: str, ylabel: str) -> None:
     """Set up square axes of two probabilities with the line of equality."""
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, zorder=0)
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal", xlabel=xlabel, ylabel=ylabel)
-
-
-def against_truth(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """Estimated against exact probabilities with two standard errors either way, coloured and shaped by verdict."""
-    figure, axes = blank(height=5.0)
-    diagonal(axes, "exact probability", "estimated probability")
-    complete = [p for p in points if p.get("exact") is not None and p.get("estimate") is not None]
-    for verdict, (colour, marker) in VERDICT_LOOK.items():
-        subset = [p for p in complete if p.get("verdict") == verdict]
-        if subset:
-            axes.errorbar(
-                [p["exact"] for p in subset],
-                [p["estimate"] for p in subset],
-                [2 * (p.get("mcse") or 0.0) for p in subset],
-                fmt=marker,
-                color=colour,
-                markersize=4.5,
-                elinewidth=1,
-                alpha=0.8,
-                label=f"{verdict} ({len(subset)})",
-            )
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(title="verdict", loc="upper left")
-    return figure
 
 
 # --------------------------------------------------------------------------------------------------------- files

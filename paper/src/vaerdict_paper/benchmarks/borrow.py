@@ -55,7 +55,7 @@ def _contrast(result: DEResult, row: dict[str, Any]) -> dict[str, float]:
         "tpr": metrics["tpr"],
         "coverage": ((low <= truth) & (truth <= high)).double().mean().item(),
         "error": (lfc - truth).square().mean().sqrt().item(),
-        "by_model": row["by_model"],
+        "by_model": row["share_by_model"],
     }
 
 
