@@ -11,7 +11,6 @@ import pytest
 
 from vaerdict.core import DataError
 from vaerdict_paper.pages import headline
-from vaerdict_paper.pages.render import update_tables
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -38,13 +37,6 @@ def test_the_readme_shows_what_the_files_render(tmp_path):
     page = Path(shutil.copy(README, tmp_path))
     assert headline.update_headline(page)
     assert page.read_text() == README.read_text(), "run `make readme`"
-
-
-@pytest.mark.parametrize("name", ["results.md", "benchmarks.md"])
-def test_the_documentation_shows_what_the_files_render(name, tmp_path):
-    page = Path(shutil.copy(ROOT / "docs" / name, tmp_path))
-    assert update_tables(page, headline.RESULTS)
-    assert page.read_text() == (ROOT / "docs" / name).read_text(), "run `make readme`"
 
 
 def test_a_row_asks_answers_with_numbers_and_names_a_command():
