@@ -205,9 +205,18 @@ class ThreeStep:
         generator: Randomness | None = None,
         progress: Progress = silent,
     ) -> Posterior:
-        """Weighted particles at x from the mixture of step three, n per observation; see `vaerdict.posterior`.
+        """Weighted particles at x from the mixture of step three.
 
-        With `tolerance` each observation is escalated, starting from the first of `proposals`.
+        Parameters
+        ----------
+        x
+            Observations, ``(n_obs, p)``.
+        n
+            Number of particles per observation.
+        tolerance
+            If given, each observation is escalated, starting from the first of `proposals`.
+        query, budget, generator, progress
+            As for `vaerdict.posterior`.
         """
         mixture = self.mixture()
         return posterior(
