@@ -456,7 +456,7 @@ def test_types_batches_and_samples_travel_to_the_real_analysis():
         ({"balance": "nothing"}, "balance='nothing' is no column"),
         ({"scale": "pair"}, "no truth to calibrate against"),
         ({"splits": 0, "spikes": 0}, "at least one split"),
-        ({"splits": -1}, "at least one split"),
+        ({"splits": -1}, "splits=-1: at least 0"),
         ({"layer": "raw"}, "layer='raw' is not there"),
         ({"groupby": "empty"}, "holds no label"),
     ],

@@ -77,14 +77,54 @@ def test_the_counts_decide_and_no_model_is_trained_by_default(from_counts, answe
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("options", [{"objectives": ["VAE"]}, {"refits": 3}])
-def test_options_of_training_without_a_model_are_refused(options):
-    with pytest.raises(SettingError, match="none is trained; add check_model=True or borrow=True"):
-        de.differential_expression(simulated(n=60), "group", "A", "B", **options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"objectives": ["VAE"]}, "none is trained; add check_model=True or borrow=True"),
+        ({"refits": 3}, "there is none; add borrow=True"),
+        ({"refits": 3, "check_model": True}, "there is none; add borrow=True"),
+        ({"check_model": True, "n_draws": 5}, "n_draws=5: with a model at least 20 draws"),
+    ],
+)
+def test_options_of_a_model_without_effect_are_refused(options, message):
+    for function in (de.differential_expression, de.calibrate):
+        with pytest.raises(SettingError, match=message):
+            function(simulated(n=60), "group", "A", **options)
+
+
+def test_values_of_numpy_and_single_names_become_plain(tmp_path):
+    options = {"n_top_genes": np.int64(30), "delta": np.float32(0.5), "seed": np.int64(1), "keep_genes": "g1"}
+    result = de.differential_expression(simulated(n=60), "group", "A", "B", out=tmp_path, **options)
+    assert result.results["settings"]["keep_genes"] == ("g1",)
+    assert json.loads((tmp_path / "results.json").read_text())["settings"]["n_top_genes"] == 30
+    assert de.DEOptions(groupby="g", keep_genes=np.array(["a", "b"])).keep_genes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"group_a": "A", "pairs": [("A", "B")]}, "pairs takes the place of group_a and group_b"),
+        ({"pairs": ("A", "B")}, r"pairs holds 'A'; give pairs of groups"),
+        ({"pairs": [("A",)]}, r"pairs holds \('A',\)"),
+    ],
+)
+def test_pairs_that_are_ambiguous_are_refused(arguments, message):
+    with pytest.raises(SettingError, match=message):
+        de.differential_expression(simulated(n=60), "group", **arguments)
+
+
+def test_results_of_another_command_are_not_overwritten(tmp_path):
+    adata = simulated(n=60)
+    de.differential_expression(adata, "group", "A", "B", out=tmp_path / "de", **FAST)
+    with pytest.raises(SettingError, match="holds results of 'de', not of 'calibrate'"):
+        de.calibrate(adata, "group", "A", splits=1, spikes=0, out=tmp_path / "de", **FAST)
+    de.calibrate(adata, "group", "A", splits=1, spikes=0, out=tmp_path / "calibrate", **FAST)
+    with pytest.raises(SettingError, match="holds results of 'calibrate', not of 'de'"):
+        de.differential_expression(adata, "group", "A", "B", out=tmp_path / "calibrate", **FAST)
 
 
 def test_an_unknown_option_is_refused_by_its_name():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'detla'"):
+    with pytest.raises(TypeError, match=r"differential_expression\(\) got an unexpected keyword argument 'detla'"):
         de.differential_expression(simulated(n=60), "group", "A", "B", detla=0.3)
 
 
@@ -282,7 +322,11 @@ def test_counts_are_compared_within_the_batches_of_a_given_model():
         ({"refits": 1, "borrow": True}, "at least two, or 0"),
         ({"n_draws": 0}, "n_draws=0"),
         ({"n_top_genes": 1}, "n_top_genes=1: at least 2 genes are needed to compare; 0 for all"),
-        ({"n_top_genes": -5}, "n_top_genes=-5: at least 2"),
+        ({"n_top_genes": -5}, "n_top_genes=-5: at least 0"),
+        ({"n_top_genes": 2.5}, "n_top_genes=2.5 must be a whole number"),
+        ({"min_cells": -1}, "min_cells=-1: at least 1"),
+        ({"delta": float("inf")}, "delta=inf must be finite"),
+        ({"seed": 2**40}, "seed=1099511627776 must be below"),
         ({"sample_key": "donor"}, "sample_key='donor' is no column"),
     ],
 )

@@ -17,7 +17,7 @@ WINGS = {"vaerdict": Path(vaerdict.__file__).parent, "vaerdict_paper": Path(vaer
 # Lowest first. A module or package imports only from lines above its own, and from its own package.
 LAYERS = {
     "vaerdict": (
-        ("_lazy", "options"),
+        ("_lazy",),
         ("core",),
         ("noise", "io"),
         ("optional",),

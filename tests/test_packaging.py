@@ -275,3 +275,12 @@ def test_a_suite_that_changes_the_tree_fails(tmp_path):
     assert title, done.stdout + done.stderr
     assert [line for line in changed.splitlines() if line.startswith("??")] == ["?? left-behind.txt"]
     assert "1 passed" in changed
+
+
+def test_modules_are_attributes_whatever_was_imported_before():
+    done = run_python(
+        "import vaerdict as vd; print(vd.training.Settings.__name__, vd.de.model.__name__, vd.proposals.Prior)"
+    )
+    assert done.returncode == 0, done.stderr
+    done = run_python("import vaerdict as vd; vd.nothing")
+    assert "module 'vaerdict' has no attribute 'nothing'" in done.stderr

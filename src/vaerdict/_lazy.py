@@ -23,11 +23,19 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     names = sorted(sources)
 
     def get(name: str) -> Any:
-        if name not in sources:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        source = sources[name]
-        value = import_module(f"{package}.{name}") if source == package else getattr(import_module(source), name)
+        source = sources.get(name, package)
+        value = _submodule(package, name) if source == package else getattr(import_module(source), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: names, names
+    return get, lambda: sorted({*names, *vars(sys.modules[package])}), names
+
+
+def _submodule(package: str, name: str) -> Any:
+    """The module of that name in a package, as an attribute of it."""
+    try:
+        return import_module(f"{package}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{package}.{name}":
+            raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}") from None

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import operator
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,6 +69,36 @@ def _option(entry: Field[Any], kind: Any) -> Option:
     return Option(entry.name, flag, kind, default, metadata[_HELP], metadata[_MINIMUM], metadata[_PANEL])
 
 
+def normalise(options: Any) -> None:
+    """Give the fields of a frozen dataclass of options their types, or raise a `SettingError`.
+
+    Numbers of numpy become Python's, a sequence of names becomes a tuple, and the least values are enforced.
+    """
+    for each in options_of(type(options)):
+        object.__setattr__(options, each.name, _typed(each, getattr(options, each.name)))
+
+
+def _typed(each: Option, value: Any) -> Any:
+    from vaerdict.core import SettingError
+
+    if get_args(each.kind) == (str, ...):
+        return () if value is None else (value,) if isinstance(value, str) else tuple(map(str, value))
+    kinds = get_args(each.kind) or (each.kind,)
+    if value is None and type(None) in kinds:
+        return None
+    convert: Any = bool if bool in kinds else operator.index if int in kinds else float if float in kinds else None
+    try:
+        value = value if convert is None else convert(value)
+    except (TypeError, ValueError):
+        what = "a whole number" if int in kinds else "a number"
+        raise SettingError(f"{each.name}={value!r} must be {what}.") from None
+    if float in kinds and not math.isfinite(value):
+        raise SettingError(f"{each.name}={value} must be finite.")
+    if each.minimum is not None and value < each.minimum:
+        raise SettingError(f"{each.name}={value}: at least {each.minimum:g} is needed.")
+    return value
+
+
 def accepts(*kinds: type) -> Callable[[F], F]:
     """Give a function that takes ``**options`` the signature of the options, and list them in its docstring.
 
@@ -84,7 +116,10 @@ def accepts(*kinds: type) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def checked(*args: Any, **keywords: Any) -> Any:
-            signature.bind(*args, **keywords)  # names the function and the keyword in its TypeError
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
             return function(*args, **keywords)
 
         checked.__signature__ = signature  # type: ignore[attr-defined]

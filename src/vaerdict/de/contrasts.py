@@ -109,8 +109,13 @@ def pairs_to_compare(
             raise SettingError(f"group_b={group_b!r} without group_a; name both, or neither for one against the rest.")
         groups = sorted({g for g in labels.group if g is not None})
         pairs = [(group_a, group_b)] if group_a is not None else [(g, None) for g in groups]
+    elif (group_a, group_b) != (None, None):
+        raise SettingError("pairs takes the place of group_a and group_b; leave these out.")
     checked: list[Pair] = []
-    for a, b in pairs:
+    for pair in pairs:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise SettingError(f"pairs holds {pair!r}; give pairs of groups such as ('A', 'B') or ('A', None).")
+        a, b = pair
         a = check_group(a, labels.group, role="group_a", column=labels.column)
         b = None if b is None else check_group(b, labels.group, role="group_b", column=labels.column)
         if a == b:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vaerdict.options import option
+from vaerdict.options import normalise, option
 
 SCALES = ("centred", "proportion", "pair")
 """Names of the scales of a fold change; `vaerdict.de.effects` defines them."""
@@ -14,6 +14,11 @@ OBJECTIVES = ("VAE", "IWAE", "WW", "CHI")
 
 DRAWS, QUICK_DRAWS = 500, 250
 """Draws of every fold change, and with `quick`."""
+
+FEWEST_MODEL_DRAWS = 20
+"""A mixture with a share of 5 % for the prior needs as many draws."""
+
+LARGEST_SEED = 2**31
 
 FEWEST_GENES = 2
 """A fold change of a single gene has nothing to be relative to."""
@@ -77,11 +82,10 @@ class DEOptions:
     seed: int = option(0, "Seed of everything random; the same seed gives the same table.", minimum=0)
 
     def __post_init__(self) -> None:
-        from vaerdict.core import SettingError, check_count
+        from vaerdict.core import SettingError
 
+        normalise(self)
         object.__setattr__(self, "n_top_genes", self.n_top_genes or None)
-        for name in ("keep_genes", "objectives"):
-            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         if self.scale not in SCALES:
             raise SettingError(f"scale={self.scale!r} is not one of {', '.join(SCALES)}.")
         if self.scale == "pair" and self.sample_key is not None:
@@ -91,14 +95,32 @@ class DEOptions:
         unknown = [name for name in self.objectives if name not in OBJECTIVES]
         if unknown:
             raise SettingError(f"objectives {unknown} are none of {', '.join(OBJECTIVES)}.")
-        if check_count(self.draws, name="n_draws") < 2:
-            raise SettingError("n_draws=1: one draw shows no spread; give at least two.")
+        if self.seed >= LARGEST_SEED:
+            raise SettingError(f"seed={self.seed} must be below {LARGEST_SEED}.")
         if self.n_top_genes is not None and self.n_top_genes < FEWEST_GENES:
             raise SettingError(
                 f"n_top_genes={self.n_top_genes}: at least {FEWEST_GENES} genes are needed to compare; 0 for all."
             )
-        if self.refits is not None and (self.refits == 1 or self.refits < 0):
+        if self.refits == 1:
             raise SettingError(f"refits={self.refits}: one shows no spread; give at least two, or 0 for none.")
+
+    def check_training(self, *, has_model: bool) -> None:
+        """Refuse options about a model that would have no effect; `has_model` says that a fitted one is given."""
+        from vaerdict.core import SettingError
+
+        trained = self.trains_model and not has_model
+        if self.objectives and not trained:
+            raise SettingError(
+                "objectives are about training a model, and none is trained; add check_model=True or borrow=True, or "
+                "leave them out."
+            )
+        if self.refits is not None and not (trained and self.model_decides):
+            raise SettingError(
+                "refits are of a model that is trained and decides genes, and there is none; add borrow=True, or leave "
+                "them out."
+            )
+        if (self.trains_model or has_model) and self.draws < FEWEST_MODEL_DRAWS:
+            raise SettingError(f"n_draws={self.draws}: with a model at least {FEWEST_MODEL_DRAWS} draws are needed.")
 
     @property
     def draws(self) -> int:
@@ -128,7 +150,8 @@ class CalibrateOptions:
     def __post_init__(self) -> None:
         from vaerdict.core import SettingError
 
-        if self.splits < 0 or self.spikes < 0 or not self.splits + self.spikes:
+        normalise(self)
+        if not self.splits + self.spikes:
             raise SettingError(f"splits={self.splits} and spikes={self.spikes}: at least one split must be made.")
         if not 0 < self.share < 1:
             raise SettingError(f"share={self.share} of the cells for the first half must lie between 0 and 1.")

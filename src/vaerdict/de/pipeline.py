@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vaerdict.core import Progress, SettingError, silent
+from vaerdict.core import Progress, silent
 from vaerdict.de import analysis, data, tables
 from vaerdict.de.analysis import Analysis, SideCounts
 from vaerdict.de.contrasts import Labels, pairs_to_compare
@@ -23,6 +23,7 @@ from vaerdict.de.shrinkage import posterior_draws
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.de.verdict import verdict
 from vaerdict.engines import Engine, started
+from vaerdict.io import check_folder
 from vaerdict.optional import require
 from vaerdict.options import accepts
 
@@ -96,14 +97,15 @@ def differential_expression(
     >>> result.report("de")  # doctest: +SKIP
     """
     adata = data.open_data(adata) if isinstance(adata, (str, Path)) else adata
+    settings = DEOptions(groupby=groupby, **options)
+    settings.check_training(has_model=model is not None)
+    check_folder(out, "de")
     scvi, model_name = None, None
     if model is not None:
         from vaerdict.de.model.stage import as_scvi
 
         adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata
         scvi, model_name = as_scvi(model, adata), _name(model)
-    settings = DEOptions(groupby=groupby, **options)
-    _check(settings, has_model=model is not None)
     labels = _labels(adata, settings)
     if scvi is not None and settings.batch_key is None:
         labels = replace(labels, batch=scvi.batches(adata))
@@ -118,16 +120,6 @@ def differential_expression(
 
 def _name(model: Any) -> str:
     return Path(model).name if isinstance(model, (str, Path)) else type(model).__name__
-
-
-def _check(options: DEOptions, *, has_model: bool) -> None:
-    """Refuse options about the training of a model where none is trained."""
-    trained = options.trains_model and not has_model
-    if not trained and (options.objectives or options.refits is not None):
-        raise SettingError(
-            "objectives and refits are about training a model, and none is trained; add check_model=True or "
-            "borrow=True, or leave them out."
-        )
 
 
 def _labels(adata: Any, options: DEOptions) -> Labels:

@@ -40,7 +40,10 @@ class Cells(NamedTuple):
 
     def store(self, folder: Path) -> Path:
         """Write the AnnData to a folder, once."""
-        path = folder / f"cells-{self.sha256[:8]}.h5ad"
+        names = [*self.adata.obs.columns, *self.adata.var.columns, *self.adata.var_names]
+        names += self.adata.var.astype(str).to_numpy().ravel().tolist()
+        digest = hashlib.sha256("\0".join([self.sha256, *map(str, names)]).encode()).hexdigest()
+        path = folder / f"cells-{digest[:8]}.h5ad"
         if not path.exists():
             with isolated(0), replacing(path) as partial_file:
                 self.adata.write_h5ad(partial_file)
@@ -60,6 +63,7 @@ def groups_to_split(values: np.ndarray, groups: Sequence[str] | None, column: st
     if not present:
         raise SettingError(f"column {column!r} holds no label; name another with groupby.")
     names, sizes = np.unique(present, return_counts=True)
+    groups = [groups] if isinstance(groups, str) else [] if groups is None else list(groups)
     named = groups or [names[sizes.argmax()]]
     chosen = dict.fromkeys(data.check_group(name, values, role="groups", column=column) for name in named)
     for group in chosen:

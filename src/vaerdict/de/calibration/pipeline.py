@@ -21,7 +21,7 @@ from vaerdict.de.calibration.task import NULL, SPIKE, split_work
 from vaerdict.de.contrasts import FEWEST_CELLS, FEWEST_SAMPLES
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.engines import Engine
-from vaerdict.io import manifest, replacing, write_json
+from vaerdict.io import check_folder, manifest, replacing, write_json
 from vaerdict.optional import require
 from vaerdict.options import accepts
 from vaerdict.report import write_page
@@ -145,6 +145,8 @@ def calibrate(
     how = CalibrateOptions(**{name: value for name, value in options.items() if name in names})
     analysis = DEOptions(groupby=groupby, **{name: value for name, value in options.items() if name not in names})
     _check(how, analysis)
+    analysis.check_training(has_model=model is not None)
+    check_folder(out, "calibrate")
     labels = inputs.labels(adata, how, analysis)
     chosen = inputs.groups_to_split(labels[groupby], groups, groupby)
     with TemporaryDirectory() as temporary:
