@@ -19,7 +19,7 @@ LAYERS = {
     "vaerdict": (
         ("_lazy",),
         ("core",),
-        ("noise", "io"),
+        ("noise", "io", "options"),
         ("optional",),
         ("engines",),
         ("tasks",),
