@@ -284,7 +284,7 @@ def worst_mse(p: np.ndarray, q: np.ndarray, n: int) -> tuple[float, float]:
 
 
 def test_proposition_1_by_enumeration(generator):
-    """400 pairs of laws on three points, one to five draws, every outcome and every f counted."""
+    """400 pairs of distributions on three points, one to five draws, every outcome and every f counted."""
     rng = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
     broken_plugin, broken_snis = [], []
     for i in range(400):

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -44,7 +45,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class _Pool:
+class _Pool(ABC):
     """Workers of this machine, one per core by default; with one worker or one item, the calling thread."""
 
     workers: int | None = None
@@ -63,8 +64,9 @@ class _Pool:
                 result = fn(item)
             yield i, result
 
+    @abstractmethod
     def _map(self, fn: Callable[[T], R], items: Sequence[T], workers: int) -> Generator[tuple[int, R], None, None]:
-        raise NotImplementedError
+        """As `map`, by more than one worker."""
 
 
 def _check_workers(workers: int | None) -> None:

@@ -6,6 +6,7 @@ observations, as differential expression does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
@@ -75,7 +76,7 @@ class Observations(Protocol):
         ...
 
 
-class _CommonRows:
+class _CommonRows(ABC):
     """Rows that all members share."""
 
     def of(self, group: Sequence[int]) -> Self:
@@ -87,8 +88,9 @@ class _CommonRows:
         x = self._dense(rows)
         return x if members is None else x.expand(members, *x.shape)
 
+    @abstractmethod
     def _dense(self, rows: Any) -> Tensor:
-        raise NotImplementedError
+        """The observations at `rows`, dense. Shapes: ``-> (size, p)``."""
 
 
 @dataclass(frozen=True, eq=False)
