@@ -31,6 +31,9 @@ from vaerdict.core import (
 MAX_KHAT = 0.7
 """Above this shape no practical number of draws makes the estimate reliable."""
 
+FEW_HITS = 20
+"""Below this number of effective draws the probability of an event is not assessed by the delta method."""
+
 _SHORTEST_TAIL = 5
 _LOG_TINY = math.log(torch.finfo(torch.float64).tiny)
 _EPS = torch.finfo(torch.float64).eps
@@ -140,19 +143,63 @@ def mcse_snis(f: Tensor, log_w: Tensor, *, strata: Tensor | None = None) -> Tens
     return torch.linalg.vector_norm(error, dim=0)
 
 
-def least_mcse(f: Tensor, ess: Tensor) -> Tensor:
-    """Lower bound on a standard error: (b - a) / (ESS + 2) where f takes only two values a and b, else zero.
+class Events(NamedTuple):
+    """Effective draws in the smaller level set of a function with atoms, and the standard error due to so few of them.
 
-    Where all draws of an indicator agree, the delta method gives an error of zero. By the rule of succession, the
-    probability of an event that none of n draws has hit is known to about 1 / (n + 2). Values that are all zero or all
-    one are taken for such an indicator. The bound is zero for any other constant, whose other value is unknown.
-
-    Shapes: ``f (K, *batch, *out), ess (*batch) -> (*batch, *out)``.
+    Shapes: ``(*batch, *out)``; ``inside`` is infinite and ``mcse`` zero where f has no atom.
     """
-    low, high = f.amin(0), f.amax(0)
-    span = torch.where(((f == 0) | (f == 1)).all(0), 1, high.to(ess) - low.to(ess))
-    two_valued = ((f == low) | (f == high)).all(0)
-    return torch.where(two_valued, span / (expand_trailing(ess, span) + 2), 0.0)
+
+    inside: Tensor
+    mcse: Tensor
+
+
+def events(f: Tensor, log_w: Tensor, *, probes: Tensor | None = None) -> Events:
+    r"""Effective draws inside the event that f differs from its most probable value, and the error they are worth.
+
+    An indicator, or the loss of an action, equals one value (its atom) on most of the posterior. What matters is then
+    the probability of the event that it does not, which :math:`c = \sum_A w / \max_A w` effective draws have hit. (The
+    count by the largest weight is stricter than that by squares: the tail of the weights inside a rare event is short.)
+    If c is below 20 the delta method cannot be trusted; it gives zero where no draw hits the event. With c hits of a
+    Poisson variable the 97.5 % limit of its mean is :math:`c + 2 (1 + \sqrt{1 + c})` (to 2 %), which corresponds to a
+    standard error of
+
+    .. math:: s\,\bar w\,(1 + \sqrt{1 + c})
+
+    with :math:`\bar w` the normalised weight of a hit, at least 1 / ESS, and s the largest difference of f from its
+    atom at any draw of positive weight or any of the `probes`. A constant function has no event, except that of all
+    zeros or all ones, which is taken for an indicator.
+
+    Shapes: ``f (K, *batch, *out), log_w (K, *batch), probes (M, *batch, *out)``.
+    """
+    check_log_weights(log_w)
+    _check_fits(f, log_w)
+    n_out = math.prod(f.shape[log_w.dim() :])
+    values, weight = _columns(f), log_normalise(_columns(log_w).double()).exp()
+    probed = None if probes is None else _columns(probes).double()
+    inside, error = torch.full((2, values.shape[1]), math.inf, dtype=torch.float64, device=f.device)
+    for chunk in _chunks(values):
+        owner = torch.arange(chunk.start, chunk.stop, device=f.device) // n_out
+        others = None if probed is None else probed[:, chunk]
+        inside[chunk], error[chunk] = _events(values[:, chunk].double(), weight[:, owner], others)
+    return Events(inside.reshape(f.shape[1:]), error.reshape(f.shape[1:]))
+
+
+def _events(f: Tensor, weight: Tensor, probes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The fields of `Events` for columns. Shapes: ``f, weight (K, n), probes (M, n) -> (n), (n)``."""
+    candidates = torch.stack([f.amin(0), f.amax(0), f.gather(0, weight.argmax(0, keepdim=True))[0]])
+    share, best = torch.stack([torch.where(f == a, weight, 0).sum(0) for a in candidates]).max(0)
+    atom = candidates.gather(0, best.unsqueeze(0))[0]
+    hit = torch.where(f != atom, weight, 0)
+    largest = hit.amax(0)
+    inside = hit.sum(0) / torch.where(largest > 0, largest, 1)
+    span = torch.where(hit > 0, (f - atom).abs(), 0).amax(0)
+    if probes is not None:
+        span = span.maximum((probes - atom).abs().amax(0))
+    span = torch.where((span == 0) & ((atom == 0) | (atom == 1)), 1.0, span)
+    each = largest.maximum(weight.square().sum(0))
+    error = span * each * (1 + (1 + inside).sqrt())
+    known = (share >= 0.5) & (span > 0)
+    return torch.where(known, inside, math.inf), torch.where(known & (inside < FEW_HITS), error, 0.0)
 
 
 class Verdict(IntEnum):

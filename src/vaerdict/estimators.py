@@ -29,7 +29,7 @@ def plugin(f: Tensor, log_w: Tensor) -> Estimate:
         ess = diagnostics.ess(log_w)
         several = f.shape[0] > 1 and f.numel() > 0
         mcse = f.std(0) / math.sqrt(f.shape[0]) if several else torch.full_like(f[0], torch.nan)
-        mcse = torch.maximum(mcse, diagnostics.least_mcse(f, torch.full_like(ess, f.shape[0])))
+        mcse = torch.maximum(mcse, diagnostics.events(f, torch.zeros_like(log_w)).mcse)
         return Estimate(f.mean(0), mcse, ess, diagnostics.khat(log_w))
 
     return _in_chunks(rule, f, log_w)
@@ -84,10 +84,10 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
 
 
 def _weighted(f: Tensor, log_w: Tensor, *, smooth: bool, strata: Tensor | None = None) -> Estimate:
-    """The weighted mean; its error is the largest of those by the raw weights, the smoothed ones and `least_mcse`."""
+    """The weighted mean; its error is the largest of those by the raw weights, the smoothed ones and `events`."""
     weights, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
     value, ess = (expand_trailing(torch.softmax(weights, 0), f) * f).sum(0), diagnostics.ess(log_w)
-    mcse = torch.maximum(diagnostics.mcse_snis(f, log_w, strata=strata), diagnostics.least_mcse(f, ess))
+    mcse = torch.maximum(diagnostics.mcse_snis(f, log_w, strata=strata), diagnostics.events(f, log_w).mcse)
     if smooth:
         mcse = torch.maximum(mcse, diagnostics.mcse_snis(f, weights, strata=strata))
     return Estimate(value, mcse, ess, khat)

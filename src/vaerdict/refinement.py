@@ -49,12 +49,14 @@ class Refined(NamedTuple):
     """The local approximation at the mode of each observation, whether the search converged, and its cost.
 
     Where `converged` is false, the location is the best point of the search, which is never worse than the start.
-    `n_gradients` counts backward passes: one for the gradient and d for the Hessian of every point visited.
+    `log_joint` is log p(x, z) there. `n_gradients` counts backward passes: one for the gradient and d for the Hessian
+    of every point visited.
 
-    Shapes: ``converged``, ``n_steps`` and ``n_gradients`` are ``(*batch)``.
+    Shapes: all but `distribution` are ``(*batch)``.
     """
 
     distribution: Elliptical
+    log_joint: Tensor
     converged: Tensor
     n_steps: Tensor
     n_gradients: Tensor
@@ -80,6 +82,7 @@ def refine(
     *,
     df: float | None = 10.0,
     inflate: float = 1.1,
+    least_curvature: float = 1.0,
     n_steps: int = 50,
     tolerance: float = 1e-6,
     axis: int = 0,
@@ -90,11 +93,11 @@ def refine(
     r"""Search the mode of each posterior from `start` and return the Laplace or Student-t approximation there.
 
     The search takes damped Newton steps (Levenberg-Marquardt) with one damping per observation, and only steps that
-    raise :math:`\log p(x, z)`. The result is :math:`t_\nu(\hat z, s^2 H^{-1})` with H the negative Hessian at the mode,
-    its eigenvalues raised to at least the curvature of the prior. An observation has converged when the quadratic model
-    predicts a gain below `tolerance`, or when no step gains and the prediction is below half a nat, as at a kink of a
-    piecewise-linear decoder. Only the mode uphill of the start is found: if the posterior may have several, use the
-    result in a mixture with a broader proposal.
+    raise :math:`\log p(x, z)`. The result is :math:`t_\nu(\hat z, s^2 H^{-1})` with H the negative Hessian at the mode;
+    eigenvalues that are too small to be believed are replaced by the curvature of the prior. An observation has
+    converged when the quadratic model predicts a gain below `tolerance`, or when no step gains and the prediction is
+    below half a nat, as at a kink of a piecewise-linear decoder. Only the mode uphill of the start is found: if the
+    posterior may have several, use the result in a mixture with a broader proposal.
 
     Parameters
     ----------
@@ -106,6 +109,8 @@ def refine(
         Locations ``(*batch, d)``, or a proposal: its location if it has one, else the mean of draws from it.
     df, inflate
         Degrees of freedom :math:`\nu` (None: a normal) and factor s of the root of the scale matrix.
+    least_curvature
+        Smallest eigenvalue of H that is believed, relative to the curvature of the prior.
     n_steps, tolerance
         Largest number of Newton steps, and predicted gain in nats below which the search stops.
     axis
@@ -146,9 +151,10 @@ def refine(
         searches.append(search)
         progress(int(rows[-1]) + 1, z.shape[axis], "refining proposals")
     end = _ModeSearch(*(torch.cat(field, axis) for field in zip(*searches, strict=True)))
-    root = Triangular((inflate * end.root()).to(z.dtype))
+    root = Triangular((inflate * end.root(least_curvature)).to(z.dtype))
     q = Elliptical(end.z, root, None if df is None else torch.tensor(df).to(z))
-    return Refined(q, end.converged(tolerance), end.n_steps, (end.n_steps + 1) * (z.shape[-1] + 1))
+    n_gradients = (end.n_steps + 1) * (z.shape[-1] + 1)
+    return Refined(q, end.value, end.converged(tolerance), end.n_steps, n_gradients)
 
 
 class _ModeSearch(NamedTuple):
@@ -200,9 +206,13 @@ class _ModeSearch(NamedTuple):
         """Whether another step may help. Shapes: ``-> (*batch)``."""
         return self.finite & ~self.stalled & (self.n_steps < n_steps) & ~self.converged(tolerance)
 
-    def root(self) -> Tensor:
-        """Lower-triangular root of the inverse curvature, floored by the prior. Shapes: ``-> (*batch, d, d)``."""
-        stiffness = torch.maximum(self.curvature, self.floor)
+    def root(self, least_curvature: float) -> Tensor:
+        """Lower-triangular root of the inverse curvature: its own where believed, else the prior's.
+
+        Shapes: ``-> (*batch, d, d)``.
+        """
+        believed = self.curvature >= least_curvature * self.floor
+        stiffness = torch.where(believed, self.curvature, self.floor)
         half = self.basis * stiffness.rsqrt().unsqueeze(-2)
         lower, failed = torch.linalg.cholesky_ex(half @ half.mT)
         ill_conditioned = (failed != 0) | (stiffness.amax(-1) > _MAX_CONDITION * stiffness.amin(-1))

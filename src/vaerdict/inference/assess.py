@@ -1,15 +1,14 @@
 """Importance weights of particles, and their assessment: expectation, standard error and verdict in one place.
 
-`Posterior`, `vaerdict.expect` and the stages of escalation all take their errors and verdicts from `Assessment`.
-Therefore the error that is reported is the error on which an answer was accepted or refused.
+`Posterior`, `vaerdict.expect`, the classifier and the stages of escalation all take their errors and verdicts from
+`assess`. Therefore the error that is reported is the error on which an answer was accepted or refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from vaerdict.core import (
     evaluating,
     expand_trailing,
     log_mean_exp,
+    log_normalise,
     map_latent,
     prepared,
     restricted,
@@ -33,12 +33,10 @@ from vaerdict.core import (
 from vaerdict.diagnostics import Verdict
 from vaerdict.noise import Randomness
 from vaerdict.proposals import check_latent
-from vaerdict.samplers import by_island, log_standard_error
 
 _CHUNK = 2**24  # particles times features evaluated at a time, which bounds the memory of a likelihood
 _EVIDENCE_ERRORS = 2.0  # standard errors on either side before two estimates of the evidence differ
 _MARKOV = math.log(100)  # P(estimate > 100 x evidence) <= 1/100 for any distribution of the weights
-_MAX_ISLAND_SPREAD = 0.25  # standard error of the log evidence between islands above which they disagree
 
 Query = Callable[[Latent], Tensor]
 """A quantity of interest as a function of the latent. Shapes: ``(K, *batch, d) -> (K, *batch, *out)``."""
@@ -84,11 +82,70 @@ def _draw_and_weight(model: Model, x: Tensor, q: Proposal, n: int, generator: Ra
 
 
 # -------------------------------------------------------------------------------------------------- assessment
-@dataclass(frozen=True, eq=False)
-class Assessment:
+class Assessment(NamedTuple):
     """The posterior expectation of a query from weighted particles, its error, and the verdict on it.
 
-    Each quantity is computed when it is first read.
+    ``inside`` counts the effective draws in the smaller level set of an indicator (infinite: f has none), the least
+    over outputs. ``khat`` is the largest k-hat of the query times the weights over its outputs, NaN where none could be
+    assessed; ``weight_khat`` is that of the weights. ``verdict`` is on the expectation, whatever its error.
+
+    Shapes: ``value, mcse (*batch, *out)``, the others ``(*batch)``.
+    """
+
+    value: Tensor
+    mcse: Tensor
+    ess: Tensor
+    weight_khat: Tensor
+    khat: Tensor
+    inside: Tensor
+    verdict: Tensor
+    log_evidence: Tensor
+    log_evidence_se: Tensor
+
+    @property
+    def estimate(self) -> Estimate:
+        """Value, error, ESS and the k-hat of the weights."""
+        return Estimate(self.value, self.mcse, self.ess, self.weight_khat)
+
+    @property
+    def log_evidence_low(self) -> Tensor:
+        """Lower bound on the log evidence: two standard errors down where these are reliable, else by Markov."""
+        reliable = ~(self.weight_khat > diagnostics.MAX_KHAT) & (self.ess >= 2)
+        return self.log_evidence - torch.where(reliable, _EVIDENCE_ERRORS * self.log_evidence_se, _MARKOV)
+
+    @property
+    def log_evidence_high(self) -> Tensor:
+        """The largest log evidence that is compatible with these particles."""
+        return self.log_evidence + _EVIDENCE_ERRORS * self.log_evidence_se
+
+    def cpu(self) -> Assessment:
+        """The same on the CPU."""
+        return Assessment(*(t.cpu() for t in self))
+
+    def refused(self, n: int) -> Assessment:
+        """As many refusals as asked for, of the same query."""
+        empty = Assessment(*(t.new_full((n, *t.shape[1:]), torch.nan if t.is_floating_point() else 0) for t in self))
+        return empty._replace(ess=torch.zeros_like(empty.ess), verdict=torch.full_like(empty.verdict, Verdict.REFUSE))
+
+    def replaced(self, index: Tensor, new: Assessment) -> Assessment:
+        """These with the observations at `index` replaced."""
+        return Assessment(*(t.index_copy(0, index, u) for t, u in zip(self, new, strict=True)))
+
+    def select(self, index: Tensor) -> Assessment:
+        """The assessment of the observations at `index` of the first batch axis."""
+        return Assessment(*(t[index] for t in self))
+
+
+def assess(
+    values: Tensor,
+    log_w: Tensor,
+    *,
+    source: Tensor | None = None,
+    replicate: Tensor | None = None,
+    probes: Tensor | None = None,
+    smooth: bool = True,
+) -> Assessment:
+    """Expectation, error, event counts and verdict of a query from weighted particles.
 
     Parameters
     ----------
@@ -99,103 +156,67 @@ class Assessment:
     source
         Index of each particle's proposal, ``(K,)``, where a fixed number was drawn from each of several proposals; the
         error is then stratified.
-    islands
-        Number of independent groups of particles per observation, ``(n_obs,)``: particle i is in group i modulo that
-        number, which is the same wherever it is positive. 0: all particles of the observation are independent.
-        Particles of sequential Monte Carlo come in such groups. Their mean uses the raw weights, and their errors are
-        those between groups.
+    replicate
+        Index of the independent randomisation that each particle belongs to, ``(K,)``, for quasi-Monte-Carlo draws:
+        the error is then that between randomisations.
+    probes
+        The query at points that are not draws, ``(M, *batch, *out)``: what else it may be (see `diagnostics.events`).
     smooth
-        Whether the weights of independent particles are Pareto-smoothed.
+        Whether the weights are Pareto-smoothed.
+    """
+    if source is None:
+        value, mcse, ess, weight_khat = (estimators.psis if smooth else estimators.snis)(values, log_w)
+    else:
+        value, mcse, ess, weight_khat = estimators.mis(values, log_w, source, smooth=smooth)
+    if replicate is not None:
+        mcse = _replicate_mcse(values, log_w, replicate)
+    few = diagnostics.events(values, log_w, probes=probes)
+    mcse = mcse.maximum(few.mcse)
+    khat = _over_outputs(diagnostics.khat_of(values, log_w), log_w)
+    return Assessment(
+        value=value,
+        mcse=mcse,
+        ess=ess,
+        weight_khat=weight_khat,
+        khat=khat,
+        inside=few.inside.reshape(*log_w.shape[1:], -1).amin(-1),
+        verdict=diagnostics.verdict(khat, ess, len(log_w)),
+        log_evidence=log_mean_exp(log_w.double()),
+        log_evidence_se=_log_evidence_se(log_w, ess, replicate),
+    )
+
+
+class Weighted(NamedTuple):
+    """Weighted particles with what their error depends on; `source` and `replicate` as in `assess`.
+
+    Shapes: ``z (K, m, d)``, ``log_w (K, m)``, the rest ``(K,)``.
     """
 
-    values: Tensor
+    z: Tensor
     log_w: Tensor
-    source: Tensor | None = None
-    islands: Tensor | None = None
-    smooth: bool = True
+    source: Tensor
+    replicate: Tensor | None = None
 
-    @cached_property
-    def estimate(self) -> Estimate:
-        """Value and standard error ``(*batch, *out)``; ESS and k-hat of the weights ``(*batch)``."""
-        if self.source is not None:
-            return estimators.mis(self.values, self.log_w, self.source, smooth=self.smooth)
-        estimate = (estimators.psis if self.smooth else estimators.snis)(self.values, self.log_w)
-        grouped, n_islands = self._grouped
-        if not n_islands:
-            return estimate
-        f, log_w = self.values[:, grouped], self.log_w[:, grouped]
-        unsmoothed = estimators.snis(f, log_w)
-        value, mcse = estimate.value.clone(), estimate.mcse.clone()
-        value[grouped] = unsmoothed.value
-        mcse[grouped] = island_mcse(f, log_w, n_islands).maximum(diagnostics.least_mcse(f, unsmoothed.ess))
-        return estimate._replace(value=value, mcse=mcse)
+    def values(self, query: Query | None) -> Tensor:
+        """The query at every particle, by default the latent in posterior standard deviations."""
+        return standardised(self.z, self.log_w) if query is None else evaluate(query, self.z, self.log_w)
 
-    @property
-    def mcse(self) -> Tensor:
-        """The largest standard error over the outputs of the query. Shapes: ``-> (*batch)``."""
-        return self.estimate.mcse.reshape(*self.log_w.shape[1:], -1).amax(-1)
+    def assess(self, values: Tensor, smooth: bool) -> Assessment:
+        """The assessment of a query with these values."""
+        return assess(values, self.log_w, source=self.source, replicate=self.replicate, smooth=smooth)
 
-    @cached_property
-    def khat(self) -> Tensor:
-        """The largest k-hat of the query times the weights over its outputs, NaN where none could be assessed.
+    def select(self, index: Tensor) -> Weighted:
+        """The particles of the observations at `index`."""
+        return self._replace(z=self.z[:, index], log_w=self.log_w[:, index])
 
-        Shapes: ``-> (*batch)``.
-        """
-        khat = diagnostics.khat_of(self.values, self.log_w).reshape(*self.log_w.shape[1:], -1)
-        return torch.where(khat.isnan().all(-1), torch.nan, khat.masked_fill(khat.isnan(), -torch.inf).amax(-1))
+    def at(self, part: slice) -> Weighted:
+        """Some of the particles."""
+        return Weighted(*(None if t is None else t[part] for t in self))  # type: ignore[arg-type]
 
-    @cached_property
-    def verdict(self) -> Tensor:
-        """`Verdict` on the expectation, whatever its error. Shapes: ``-> (*batch)``.
-
-        K-hat of resampled and moved particles says nothing about their weights, but it still detects a query without a
-        mean. These are refused for that, or because their groups disagree on the evidence.
-        """
-        verdict = diagnostics.verdict(self.khat, self.estimate.ess, len(self.log_w))
-        grouped, n_islands = self._grouped
-        if n_islands:
-            refused = (self.khat > diagnostics.MAX_KHAT) | ~(self.log_evidence_se <= _MAX_ISLAND_SPREAD)
-            verdict[grouped] = torch.where(refused, Verdict.REFUSE, Verdict.OK)[grouped]
-        return verdict
-
-    @property
-    def log_evidence(self) -> Tensor:
-        """Estimate of log p(x). Shapes: ``-> (*batch)``."""
-        return log_mean_exp(self.log_w.double())
-
-    @cached_property
-    def log_evidence_se(self) -> Tensor:
-        """Standard error of `log_evidence`. Shapes: ``-> (*batch)``."""
-        error = (1 / self.estimate.ess - 1 / len(self.log_w)).clamp_min(0).sqrt()
-        grouped, n_islands = self._grouped
-        if n_islands:
-            per_island = log_mean_exp(by_island(self.log_w[:, grouped].double(), n_islands))
-            error[grouped] = log_standard_error(per_island)
-        return error
-
-    @property
-    def log_evidence_low(self) -> Tensor:
-        """Lower bound on the log evidence: two standard errors down where these are reliable, else by Markov.
-
-        Shapes: ``-> (*batch)``.
-        """
-        reliable = diagnostics.verdict(self.estimate.khat, self.estimate.ess, len(self.log_w)) != Verdict.REFUSE
-        grouped, n_islands = self._grouped
-        if n_islands:
-            reliable[grouped] = (self.log_evidence_se <= _MAX_ISLAND_SPREAD)[grouped]
-        return self.log_evidence - torch.where(reliable, _EVIDENCE_ERRORS * self.log_evidence_se, _MARKOV)
-
-    @property
-    def log_evidence_high(self) -> Tensor:
-        """The largest log evidence that is compatible with these particles. Shapes: ``-> (*batch)``."""
-        return self.log_evidence + _EVIDENCE_ERRORS * self.log_evidence_se
-
-    @cached_property
-    def _grouped(self) -> tuple[Tensor, int]:
-        """Observations whose particles come in islands, and how many islands these are (0: none)."""
-        if self.islands is None:
-            return torch.empty(0, dtype=torch.long), 0
-        return self.islands.to(self.log_w.device).nonzero().flatten(), int(self.islands.max())
+    def joined(self, other: Weighted) -> Weighted:
+        """The particles of both."""
+        pairs = zip(self, other, strict=True)
+        return Weighted(*(None if a is None or b is None else torch.cat([a, b]) for a, b in pairs))  # type: ignore[arg-type]
 
 
 def evaluate(query: Query, z: Latent, log_w: Tensor) -> Tensor:
@@ -216,13 +237,30 @@ def standardised(z: Tensor, log_w: Tensor) -> Tensor:
     return (z - mean) / spread.clamp_min(1e-12)
 
 
-def island_mcse(f: Tensor, log_w: Tensor, n_islands: int) -> Tensor:
-    """Standard error of a weighted mean from the spread of its means over independent groups of particles.
+def _over_outputs(t: Tensor, log_w: Tensor) -> Tensor:
+    """The largest entry over the outputs of a query, NaN only where all are. Shapes: ``(*batch, *out) -> (*batch)``."""
+    t = t.reshape(*log_w.shape[1:], -1)
+    return torch.where(t.isnan().all(-1), torch.nan, t.masked_fill(t.isnan(), -torch.inf).amax(-1))
 
-    Shapes: ``f (n, *batch, *out), log_w (n, *batch) -> (*batch, *out)``.
-    """
-    groups_w, groups_f = by_island(log_w.double(), n_islands), by_island(f.double(), n_islands)
-    means = (expand_trailing(torch.softmax(groups_w, 0), groups_f) * groups_f).sum(0)
-    weight = expand_trailing(torch.softmax(torch.logsumexp(groups_w, 0), 0), means)
-    center = (weight * means).sum(0)
-    return ((weight * (means - center)).square().sum(0) * n_islands / (n_islands - 1)).sqrt()
+
+def _replicate_mcse(values: Tensor, log_w: Tensor, replicate: Tensor) -> Tensor:
+    """Standard error of a weighted mean from its spread over independent replicates. Shapes: ``-> (*batch, *out)``."""
+    f, weight = values.double(), log_normalise(log_w.double()).exp()
+    mass = _by_replicate(weight, replicate)
+    sums = _by_replicate(expand_trailing(weight, f) * f, replicate)
+    residual = sums - expand_trailing(mass, sums) * sums.sum(0)
+    return (residual.square().sum(0) * len(mass) / (len(mass) - 1)).sqrt()
+
+
+def _by_replicate(t: Tensor, replicate: Tensor) -> Tensor:
+    """Sums over the particles of each replicate. Shapes: ``(K, *rest) -> (replicates, *rest)``."""
+    index = replicate.to(t.device)
+    return t.new_zeros(int(index.max()) + 1, *t.shape[1:]).index_add_(0, index, t)
+
+
+def _log_evidence_se(log_w: Tensor, ess: Tensor, replicate: Tensor | None) -> Tensor:
+    """Standard error of the log evidence by the delta method. Shapes: ``-> (*batch)``."""
+    if replicate is not None:
+        mass = _by_replicate(log_normalise(log_w.double()).exp(), replicate)
+        return mass.std(0) * len(mass) ** 0.5
+    return (1 / ess - 1 / len(log_w)).clamp_min(0).sqrt()

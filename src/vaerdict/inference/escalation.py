@@ -1,53 +1,75 @@
 """Escalation: spend more on an observation only while its answer is not good enough, and refuse where nothing helps.
 
-The stages, in order of cost:
+Modes are searched first (`vaerdict.inference.search`). Then importance sampling answers, from better and better
+proposals:
 
-1. the first proposal alone (PSIS; reported as `plugin` where the weights are so even that they do not matter),
-2. the mixture of all proposals and the prior (MIS),
-3. a proposal refined per observation by the curvature of the posterior (REFINED),
-4. the same, improved by gradient steps on its bound (IMPROVED),
-5. sequential Monte Carlo from the prior (SMC).
+1. local proposals at the modes, the given proposals, a wide Student-t and the prior (REFINED),
+2. the same with kernels where the query varies, for rare events and queries decided in a tail (TILTED),
+3. kernels at particles of sequential Monte Carlo, which finds posterior mass that bends or hides (ADAPTED).
 
-A stage answers when
+Each stage begins with half of the draws asked for. Where the weights are reliable it then draws as many more as the
+tolerance needs, up to 16 times those asked for. An answer is accepted when
 
-- its verdict is ok: the k-hat of the query is below the sample-size-aware threshold (`vaerdict.diagnostics.verdict`),
-- the Monte-Carlo error of the query is within the tolerance, and
+- its k-hat is below the sample-size-aware threshold and its weights are even enough,
+- twice its Monte-Carlo error is within the tolerance, by all draws and by those that were not used to plan their
+  number,
+- both groups of draws agree, and
 - no other draws have found posterior mass that it missed.
 
-Importance weights cannot reveal a mode that no draw has reached, so the ESS and k-hat of a proposal are never trusted
-alone. An unbiased estimate of the evidence that covers part of the posterior lies below one that covers all of it.
-Therefore optimisations are started from draws of the prior (mode search), and an answer whose evidence is clearly below
-that of draws around the modes found, or of another stage, is rejected. A local proposal (REFINED, IMPROVED) with uneven
-weights is rejected too: where the posterior bends away from its curvature, as a ring does, draws near the modes agree
-with each other on the part they cover.
+The verdict on an accepted answer is ok unless the search for modes was insufficient (see `Scope`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vaerdict.core import Model, Progress, Proposal, SettingError, ShapeError, evaluating, restricted, silent
-from vaerdict.diagnostics import MAX_KHAT, Verdict
-from vaerdict.inference.assess import Assessment, Query, evaluate, importance_weights, standardised
-from vaerdict.noise import Randomness, seeded
-from vaerdict.proposals import Mixture, Prior, defensive
-from vaerdict.refinement import location, refine, refine_elbo
+from vaerdict.core import (
+    Model,
+    Progress,
+    Proposal,
+    SettingError,
+    ShapeError,
+    evaluating,
+    log_normalise,
+    prepared,
+    restricted,
+    silent,
+)
+from vaerdict.diagnostics import FEW_HITS, MAX_KHAT, Verdict, khat_threshold
+from vaerdict.inference.adaptation import Population, fit_kernels
+from vaerdict.inference.assess import Assessment, Query, Weighted, importance_weights
+from vaerdict.inference.search import Modes, Scope, find_modes
+from vaerdict.noise import Randomness, Sobol, as_source, seeded
+from vaerdict.proposals import Kernels, Mixture, Prior
+from vaerdict.refinement import location
 from vaerdict.samplers import smc
 
-PLUGIN, PSIS, MIS, REFINED, IMPROVED, SMC = STAGES = ("plugin", "PSIS", "MIS", "REFINED", "IMPROVED", "SMC")
+REFINED, TILTED, ADAPTED = STAGES = ("REFINED", "TILTED", "ADAPTED")
 
-_EVEN_ESS = 0.95  # ESS as a share of the draws above which weights do not matter
-_LOCAL_ESS = 0.3  # ESS as a share of the draws below which the posterior does not have the shape of its curvature
-_ISLANDS = 16
-_MIN_DRAWS = 64  # every mode search and every island needs draws
+MAX_GROWTH = 16
+"""The number of draws of an answer is at most this many times the number asked for."""
+
+_MIN_DRAWS = 64
+_LEAST_ESS = {REFINED: 0.3, TILTED: 0.1, ADAPTED: 0.1}  # share of the draws; less shows that the proposal does not fit
 _MISSING_EVIDENCE = 0.02  # nats of evidence, hence a share of the posterior, that may be missing
-_SEARCHES = 16  # mode searches: a mode with half the prior mass uphill of it is missed by all once in 65,536 times
+_EVIDENCE_ERRORS, _EVIDENCE_SLACK = 3.0, 0.05  # by which two estimates of the evidence may differ
+_AGREEMENT = 4.0  # standard errors by which planned and fresh draws may differ
+_MAX_ALONE = 0.2  # share of mode searches that may end alone
+_SAFETY = 1.15  # more draws than the pilot asks for, because its error is itself uncertain
+_REPLICATES = 16  # independent randomisations of a Sobol net
+_PER_REPLICATE = 24  # draws of a replicate that reach every component of a mixture
+_BLOCK = 2**24  # numbers of particles held at a time
+_WIDE, _WIDE_DF = 3.0, 2.0  # scale and degrees of freedom of the defensive kernels
+_KERNEL_DF = 5.0
+_PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
+_EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 1
+_LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 50 * _PARTICLES + 2 * n}
 _NOT_TRIED = "no stage was tried"
 
 
@@ -55,29 +77,75 @@ _NOT_TRIED = "no stage was tried"
 class Escalation:
     """The course of an escalation, one entry per observation.
 
-    ``stage`` is the stage whose particles are kept, ``reason`` says why they were accepted or refused. ``cost`` counts
-    model evaluations: one per weighted draw and one per gradient. It excludes the trial points of line searches and
-    the draws that compare two refined proposals. ``mcse`` and ``khat`` are the largest over the outputs of the query;
-    ``islands`` is the number of independent groups of particles (0: all are independent). Where no stage gave usable
-    weights, ``stage`` is empty and the particles are NaN.
+    ``stage`` is the stage whose answer is kept, ``reason`` says why it was accepted or refused. ``cost`` counts model
+    evaluations: one per weighted draw and one per gradient, without the trial points of line searches. ``value`` and
+    ``mcse`` are those of the query, ``khat`` is the largest and ``inside`` the least over its outputs (see
+    `Assessment`). ``draws`` is the number of draws behind the answer. ``scope`` says where modes were searched. Where
+    no stage gave usable weights, ``stage`` is empty and the value is NaN.
+
+    ``latent_log_w`` are the log-weights of given latents under the proposal that answered, minus the log evidence; NaN
+    without such latents.
     """
 
     stage: list[str]
     reason: list[str]
     verdict: Tensor
     cost: Tensor
+    value: Tensor
     mcse: Tensor
     khat: Tensor
     ess: Tensor
-    islands: Tensor
+    inside: Tensor
+    draws: Tensor
+    scope: Scope
+    latent_log_w: Tensor
 
     def summary(self) -> dict[str, int]:
-        """Number of observations answered per stage, and number refused."""
+        """Number of observations answered per stage, with caution, and refused."""
         answered = [s for s, v in zip(self.stage, self.verdict.tolist(), strict=True) if v == Verdict.OK]
         return {
             **{s: answered.count(s) for s in STAGES if s in answered},
+            "caution": int((self.verdict == Verdict.CAUTION).sum()),
             "refused": int((self.verdict == Verdict.REFUSE).sum()),
         }
+
+
+class Tolerance(NamedTuple):
+    """The largest acceptable error, absolute or relative to the answer, whichever is larger."""
+
+    absolute: float
+    relative: float
+
+    def ratio(self, answer: Assessment) -> Tensor:
+        """Twice the error over the tolerance, the largest over the outputs of the query. Shapes: ``-> (m,)``."""
+        allowed = (self.relative * answer.value.abs()).clamp_min(self.absolute)
+        return (2 * answer.mcse / allowed).reshape(len(answer.ess), -1).amax(-1)
+
+
+class _Result(NamedTuple):
+    """The assessment of some observations, and which conditions it meets. Shapes: all but `answer` ``(m,)``."""
+
+    answer: Assessment
+    ratio: Tensor
+    sound: Tensor
+    agrees: Tensor
+    complete: Tensor
+
+    @property
+    def accepted(self) -> Tensor:
+        """Whether all conditions are met."""
+        return self.sound & self.agrees & self.complete & (self.ratio <= 1)
+
+    def select(self, index: Tensor) -> _Result:
+        """The result for the observations at `index`."""
+        return _Result(self.answer.select(index), *(t[index] for t in self[1:]))
+
+
+class Group(NamedTuple):
+    """Observations ``rows (m,)`` whose draws were made alike, and these draws."""
+
+    rows: Tensor
+    draws: Weighted
 
 
 def escalate(
@@ -87,80 +155,45 @@ def escalate(
     n: int,
     *,
     query: Query | None,
-    tolerance: float,
+    tolerance: Tolerance,
     budget: int | None,
     generator: Randomness,
     smooth: bool = True,
+    keep: bool = True,
+    latent: Tensor | None = None,
     progress: Progress = silent,
-) -> tuple[Tensor, Tensor, Escalation]:
+) -> tuple[Escalation, list[Group]]:
     """Apply the stages to every observation until its answer is good enough.
 
-    Parameters are those of `vaerdict.posterior`. The query is evaluated at the remaining observations only, so it must
-    be a function of the latent and not of the observation's position.
+    Most parameters are those of `vaerdict.posterior`. The query is evaluated at the remaining observations only, so it
+    must be a function of the latent and not of the observation's position. `latent` ``(n_obs, d)`` are latents whose
+    weights are recorded.
 
     Returns
     -------
-    z, log_w, record
-        Particles ``(n, n_obs, d)``, log-weights ``(n, n_obs)`` and the `Escalation`.
+    record, groups
+        The `Escalation`, and with `keep` the draws behind each answer.
     """
-    if not tolerance > 0:
-        raise SettingError(f"tolerance={tolerance} must be positive: it is the largest acceptable Monte-Carlo error.")
+    if not (tolerance.absolute >= 0 and tolerance.relative >= 0 and sum(tolerance) > 0):
+        raise SettingError(
+            f"tolerance={tolerance.absolute} and rtol={tolerance.relative} must not be negative, and one must be "
+            "positive: the larger of the two is the largest acceptable error."
+        )
     if n < _MIN_DRAWS:
         raise SettingError(f"n={n} draws are too few to escalate with; use {_MIN_DRAWS} or more.")
-    state = _EscalationState(model, x, proposals, n, query, tolerance, budget, generator, smooth)
+    if budget is not None and budget < n:
+        raise SettingError(
+            f"budget={budget} evaluations per observation do not cover n={n} draws; raise it, or lower n."
+        )
     with evaluating(model, proposals):
         _check_model(model, x)
-        stages = list(state.stages())
-        for number, (name, run, expected_cost) in enumerate(stages):
-            active = state.affordable(name, expected_cost)
-            if len(active):
-                state.update(active, name, run(active))
-            progress(number + 1, len(stages), f"{name}: {len(active)} observations")
+        state = _EscalationState(model, x, proposals, n, query, tolerance, budget, generator, smooth, keep, latent)
+        for number, (name, run) in enumerate(state.stages.items(), 1):
+            rows = state.rows_for(name)
+            if len(rows):
+                run(rows)
+            progress(number, len(STAGES), f"{name}: {len(rows)} observations")
     return state.finish()
-
-
-class _StageResult(NamedTuple):
-    """Weighted particles of one stage, their cost in model evaluations, and the number of islands (0: none).
-
-    Shapes: ``z (n, m, d)``, ``log_w (n, m)``, ``cost (m,)``.
-    """
-
-    z: Tensor
-    log_w: Tensor
-    cost: Tensor
-    islands: int = 0
-
-    @property
-    def usable(self) -> Tensor:
-        """Observations whose weights are not NaN or infinite and not all zero. Shapes: ``-> (m,)``."""
-        return self.log_w.amax(0).isfinite().cpu()
-
-    def select(self, mask: Tensor) -> _StageResult:
-        """The result for the observations of the mask."""
-        if bool(mask.all()):
-            return self
-        index = mask.to(self.log_w.device)
-        return _StageResult(self.z[:, index], self.log_w[:, index], self.cost[mask], self.islands)
-
-    def assess(self, query: Query | None, smooth: bool) -> Assessment:
-        """The assessment of a query, by default the latent in posterior standard deviations."""
-        values = standardised(self.z, self.log_w) if query is None else evaluate(query, self.z, self.log_w)
-        islands = torch.full((self.log_w.shape[1],), self.islands)
-        return Assessment(values, self.log_w, islands=islands, smooth=smooth)
-
-
-class _StageReport(NamedTuple):
-    """What is recorded of a stage, on the CPU. Shapes: all ``(m,)``.
-
-    ``incomplete`` marks answers that miss posterior mass found by other draws, ``done`` those that are accepted.
-    """
-
-    verdict: Tensor
-    khat: Tensor
-    ess: Tensor
-    mcse: Tensor
-    incomplete: Tensor
-    done: Tensor
 
 
 @dataclass(eq=False)
@@ -172,214 +205,331 @@ class _EscalationState:
     proposals: Mapping[str, Proposal]
     n: int
     query: Query | None
-    tolerance: float
+    tolerance: Tolerance
     budget: int | None
     generator: Randomness
     smooth: bool
-    z: Tensor | None = None
-    log_w: Tensor | None = None
+    keep: bool
+    latent: Tensor | None
+    groups: list[Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.proposals = {name: q for name, q in self.proposals.items() if name != "PRIOR"}  # stages add the prior
+        self.sobol = isinstance(as_source(self.generator), Sobol)
         m, double = self.x.shape[0], torch.float64
+        starts = [self._start()]
+        self.modes: Modes = find_modes(self.model, self.x, starts, generator=self.generator)
         self.record = Escalation(
             stage=[""] * m,
             reason=[_NOT_TRIED] * m,
             verdict=torch.full((m,), int(Verdict.REFUSE)),
-            cost=torch.zeros(m),
-            mcse=torch.full((m,), torch.inf, dtype=double),
+            cost=self.modes.cost.double(),
+            value=torch.empty(0),
+            mcse=torch.empty(0),
             khat=torch.full((m,), torch.nan, dtype=double),
             ess=torch.zeros(m, dtype=double),
-            islands=torch.zeros(m, dtype=torch.long),
+            inside=torch.full((m,), torch.inf, dtype=double),
+            draws=torch.zeros(m, dtype=torch.long),
+            scope=self.modes.scope,
+            latent_log_w=torch.full((m,), torch.nan, dtype=double),
         )
-        self.closed = torch.zeros(m, dtype=torch.bool)
-        self.incomplete = torch.zeros(m, dtype=torch.bool)
-        self.log_evidence_floor = torch.full((m,), -torch.inf, dtype=double)
-
-    # ------------------------------------------------------------------------------------------- bookkeeping
-    def stages(self) -> Iterator[tuple[str, Callable[[Tensor], _StageResult], int]]:
-        """Name, action and expected cost of each stage."""
-        if self.proposals:
-            yield PSIS, self._first_proposal, 2 * self.n
-            yield MIS, self._mixture, self.n
-        yield REFINED, self._refined, 2 * self.n
-        yield IMPROVED, self._improved, 2 * self.n + 3600
-        yield SMC, self._smc, 30 * self.n
-
-    def affordable(self, name: str, expected_cost: int) -> Tensor:
-        """Indices of the open observations whose budget covers a stage; the others are refused and closed."""
-        active = (~self.closed).nonzero().flatten()
-        if self.budget is None:
-            return active
-        within_budget = self.record.cost[active] + expected_cost <= self.budget
-        for i in active[~within_budget].tolist():
-            self.record.reason[i] = (
-                f"the budget of {self.budget} evaluations ends before {name}; {self.record.reason[i]}"
-            )
-            self.record.verdict[i] = Verdict.REFUSE
-            self.closed[i] = True
-        return active[within_budget]
-
-    def update(self, active: Tensor, name: str, result: _StageResult) -> None:
-        """Assess the answers of a stage, record those that improve on earlier ones, close those that are accepted."""
-        if self.z is None or self.log_w is None:
-            self.z = result.z.new_full((self.n, self.x.shape[0], result.z.shape[-1]), torch.nan)
-            self.log_w = result.log_w.new_zeros(self.n, self.x.shape[0])
-        self.record.cost[active] += result.cost.to(self.record.cost)
-        usable = result.usable
-        self._record_failure(active[~usable], name)
-        if not usable.any():
-            return
-        active, result = active[usable], result.select(usable)
-        report = self._report(active, name, result)
-        # an incomplete answer never outranks a complete one, however small its error looks
-        earlier, comparable = self.record.mcse[active], self.incomplete[active] == report.incomplete
-        better = report.done | torch.where(comparable, report.mcse < earlier, ~report.incomplete) | earlier.isinf()
-        self.incomplete[active[better]] = report.incomplete[better]
-        self._record(active, name, result, report, better)
-        self.closed[active] = report.done
-
-    def _report(self, active: Tensor, name: str, result: _StageResult) -> _StageReport:
-        """Assess a stage, raise the evidence floor by what it found, and decide which answers are accepted."""
-        answer = result.assess(self.query, self.smooth)
-        self._raise_floor(active, answer)
-        verdict, khat, ess, mcse = (t.cpu() for t in (answer.verdict, answer.khat, answer.estimate.ess, answer.mcse))
-        incomplete = answer.log_evidence_high.cpu() + _MISSING_EVIDENCE < self.log_evidence_floor[active]
-        done = (verdict == Verdict.OK) & (mcse <= self.tolerance) & ~incomplete
-        if name in (REFINED, IMPROVED):
-            done &= ess >= _LOCAL_ESS * self.n
-        return _StageReport(verdict, khat, ess, mcse, incomplete, done)
-
-    def _raise_floor(self, active: Tensor, answer: Assessment) -> None:
-        self.log_evidence_floor[active] = self.log_evidence_floor[active].maximum(answer.log_evidence_low.cpu())
-
-    def _record_failure(self, failed: Tensor, name: str) -> None:
-        failure = f"{name} did not reach the posterior" if name == SMC else f"{name} gave no usable weights"
-        for i in failed.tolist():
-            earlier = self.record.reason[i]
-            self.record.reason[i] = failure if earlier == _NOT_TRIED else f"{earlier}; {failure}"
-
-    def _record(self, active: Tensor, name: str, result: _StageResult, report: _StageReport, better: Tensor) -> None:
-        assert self.z is not None
-        assert self.log_w is not None
-        record, index = self.record, active[better]
-        self.z[:, index] = result.z[:, better].to(self.z)
-        self.log_w[:, index] = result.log_w[:, better].to(self.log_w)
-        record.mcse[index], record.khat[index], record.ess[index] = (
-            t[better] for t in (report.mcse, report.khat, report.ess)
-        )
-        record.verdict[index] = torch.where(report.done, Verdict.OK, Verdict.REFUSE)[better]
-        record.islands[index] = result.islands
-        for j, i in enumerate(active.tolist()):
-            if better[j]:
-                even = name == PSIS and report.ess[j].item() >= _EVEN_ESS * self.n
-                record.stage[i] = PLUGIN if even else name
-                record.reason[i] = self._reason(name, report, j)
-            else:
-                record.reason[i] += f"; {name} was no better"
-
-    def _reason(self, name: str, report: _StageReport, j: int) -> str:
-        khat, mcse, ess = report.khat[j].item(), report.mcse[j].item(), report.ess[j].item()
-        if report.done[j]:
-            assessed = "" if math.isnan(khat) else f"k-hat {khat:.2f}, "
-            return f"{name}: {assessed}Monte-Carlo error {mcse:.2g} within {self.tolerance:g}"
-        if report.incomplete[j]:
-            return f"{name} misses posterior mass that other draws have found"
-        if report.verdict[j] != Verdict.OK and name == SMC and not khat > MAX_KHAT:
-            return f"{name}: independent groups of particles disagree on the evidence; more draws may help"
-        if report.verdict[j] != Verdict.OK:
-            return f"{name}: k-hat {khat:.2f} with ESS {ess:.0f} of {self.n} draws is not reliable"
-        if mcse <= self.tolerance:
-            return (
-                f"{name}: ESS {ess:.0f} of {self.n} draws shows that the posterior does not have the proposal's shape"
-            )
-        factor = math.ceil((mcse / self.tolerance) ** 2)
-        return f"{name}: Monte-Carlo error {mcse:.2g} exceeds {self.tolerance:g}; use about {factor} times the draws"
-
-    def finish(self) -> tuple[Tensor, Tensor, Escalation]:
-        """Particles, log-weights and the record."""
-        if self.z is None or self.log_w is None:
-            name, _, cost = next(self.stages())
-            raise SettingError(
-                f"budget={self.budget} evaluations per observation do not cover {name}, the first stage, which takes "
-                f"{cost}; raise the budget, or lower n={self.n}."
-            )
-        return self.z, self.log_w, self.record
+        self.ratio = torch.full((m,), torch.inf, dtype=double)
+        self.accepted, self.complete, self.tilt = (torch.zeros(m, dtype=torch.bool) for _ in range(3))
+        self.group_of = torch.full((m,), -1)
+        self.floor, self.smc_evidence, self.smc_error = (torch.full((m,), -torch.inf, dtype=double) for _ in range(3))
 
     # ------------------------------------------------------------------------------------------------ stages
-    def _first_proposal(self, active: Tensor) -> _StageResult:
-        """The first proposal alone; draws around the modes found set the evidence floor."""
-        components, cost = self._mode_search(active)
-        shares = {name: (0.5 if name in self.proposals else 1.0) for name in components}
-        around_modes = self._weighted(Mixture(components, shares), active)
-        usable = around_modes.usable
-        if usable.any():
-            self._raise_floor(active[usable], around_modes.select(usable).assess(None, self.smooth))
-        first = next(iter(self._restricted_proposals(active).values()))
-        return self._weighted(first, active, extra_cost=cost + self.n)
+    @property
+    def stages(self) -> dict[str, Callable[[Tensor], None]]:
+        """What each stage does to the observations at some rows."""
+        return {REFINED: self._refined, TILTED: self._tilted, ADAPTED: self._adapted}
 
-    def _mixture(self, active: Tensor) -> _StageResult:
-        return self._weighted(defensive(self._restricted_proposals(active), self.model.prior), active)
+    def rows_for(self, stage: str) -> Tensor:
+        """The observations that a stage may help and whose budget covers it; the others are told so."""
+        wanted = {
+            REFINED: torch.ones_like(self.tilt),
+            TILTED: self.tilt & self.complete,
+            ADAPTED: ~self.accepted & ~(self.tilt & self.complete),
+        }[stage]
+        rows = wanted.nonzero().flatten()
+        if self.budget is None or stage == REFINED:
+            return rows
+        covered = self.record.cost[rows] + _LEAST_COST[stage](self.n) <= self.budget
+        for i in rows[~covered & ~self.accepted[rows]].tolist():
+            self.record.reason[i] += f"; the budget of {self.budget} evaluations ends before {stage}"
+        return rows[covered]
 
-    def _refined(self, active: Tensor) -> _StageResult:
-        """Local proposals at the mode uphill of the first proposal and at the modes found by the search."""
-        local = refine(self.model, self.x[active], self._start(active), generator=self.generator)
-        return self._with_modes(active, REFINED, local.distribution, local.n_gradients.cpu())
+    def _refined(self, rows: Tensor) -> None:
+        self._sample(REFINED, rows, self._mixture(rows))
 
-    def _improved(self, active: Tensor) -> _StageResult:
-        """The local proposal after gradient steps on its bound, with local proposals at the modes found."""
-        x = self.x[active]
-        local = refine(self.model, x, self._start(active), inflate=1.0, generator=self.generator)
-        improved = refine_elbo(self.model, x, local.distribution, generator=self.generator)
-        cost = local.n_gradients.cpu() + improved.n_gradients
-        return self._with_modes(active, IMPROVED, improved.distribution, cost)
+    def _tilted(self, rows: Tensor) -> None:
+        """Kernels where the query differs from its mean, found by draws from wider and wider local proposals."""
+        local = self._local(rows)
+        scales = {f"x{s}": local.scaled(s, _KERNEL_DF) for s in _EXPLORED_SCALES}
+        q = Mixture(scales)
+        draws = self._draw(rows, q, self.n)
+        for _ in range(_TILT_ROUNDS):
+            log_tilt = self._tilt_weights(draws)
+            found = log_tilt.amax(0).isfinite().nonzero().flatten()
+            rows, draws, log_tilt = rows[found.cpu()], draws.select(found), log_tilt[:, found]
+            if not len(rows):
+                return
+            kernels = fit_kernels([Population(draws.z, log_tilt, 32, 1.0)], df=_KERNEL_DF)
+            q = self._mixture(rows, {TILTED: kernels})
+            draws = draws.joined(self._draw(rows, q, self.n))
+        self._sample(TILTED, rows, q)
 
-    def _smc(self, active: Tensor) -> _StageResult:
+    def _adapted(self, rows: Tensor) -> None:
+        """Kernels at the particles of sequential Monte Carlo, refitted to draws from them."""
         result = smc(
             self.model,
-            self.x[active],
+            self.x[rows],
             Prior(self.model.prior),
-            n_particles=_ISLANDS * math.ceil(self.n / _ISLANDS),
+            n_particles=_PARTICLES,
             n_islands=_ISLANDS,
+            keep=_TEMPERATURES,
             strict=False,
             generator=self.generator,
         )
-        cost = result.n_gradients.double().cpu()
-        return _StageResult(result.z[: self.n], result.log_w[: self.n], cost, _ISLANDS)
+        self.record.cost[rows] += result.n_gradients.cpu()
+        reached = result.log_w.amax(0).isfinite()
+        self._add_reason(rows[~reached.cpu()], f"{ADAPTED}: sequential Monte Carlo did not reach the posterior")
+        rows, z, log_w = rows[reached.cpu()], result.z[:, reached], result.log_w[:, reached]
+        if not len(rows):
+            return
+        self.smc_evidence[rows] = result.log_evidence[reached].double().cpu()
+        self.smc_error[rows] = result.standard_error[reached].double().cpu()
+        particles = Weighted(z, log_w, torch.zeros(len(z), dtype=torch.long), None)
+        populations = [Population(z, log_w, 96, 0.5), Population(z, self._tilt_weights(particles), 32, 0.2)]
+        populations += [Population(t[:, reached], torch.zeros_like(log_w), 32, 0.15) for t in result.tempered]
+        q = self._mixture(rows, {ADAPTED: fit_kernels(populations, df=_KERNEL_DF)})
+        for _ in range(_REFITS):
+            draws = self._draw(rows, q, self.n)
+            rows, draws, _ = self._usable(ADAPTED, rows, draws, q)
+            if not len(rows):
+                return
+            populations = [
+                Population(draws.z, draws.log_w, 128, 0.6),
+                Population(draws.z, 0.5 * draws.log_w, 32, 0.2),
+                Population(draws.z, self._tilt_weights(draws), 32, 0.2),
+            ]
+            q = self._mixture(rows, {ADAPTED: fit_kernels(populations, df=_KERNEL_DF)})
+        self._sample(ADAPTED, rows, q)
 
-    def _weighted(self, q: Proposal, active: Tensor, extra_cost: Tensor | float = 0.0) -> _StageResult:
-        z, log_w = importance_weights(self.model, self.x[active], q, self.n, strict=False, generator=self.generator)
-        return _StageResult(z, log_w, torch.full((len(active),), float(self.n)) + extra_cost)
+    # --------------------------------------------------------------------------------------------- proposals
+    def _local(self, rows: Tensor) -> Kernels:
+        return self.modes.kernels.select(rows.to(self.x.device))
 
-    def _with_modes(self, active: Tensor, name: str, local: Proposal, cost: Tensor) -> _StageResult:
-        components, search_cost = self._mode_search(active)
-        shares = dict.fromkeys(components, 0.4 / _SEARCHES) | {name: 0.4, "PRIOR": 0.05}
-        shares |= dict.fromkeys(self.proposals, 0.15 / max(1, len(self.proposals)))
-        return self._weighted(Mixture({name: local, **components}, shares), active, extra_cost=cost + search_cost)
+    def _mixture(self, rows: Tensor, kernels: Mapping[str, Kernels] | None = None) -> Mixture:
+        """The local proposals and the given ones, if any after the kernels of a stage, with wide defensive ones."""
+        local, given = self._local(rows), self._restricted_proposals(rows)
+        shares = {REFINED: 0.8, "WIDE": 0.1, "PRIOR": 0.1}
+        components: dict[str, Proposal] = {
+            REFINED: local,
+            "WIDE": local.scaled(_WIDE, _WIDE_DF),
+            "PRIOR": Prior(self.model.prior),
+        }
+        if given:
+            shares[REFINED] -= 0.2
+            shares |= dict.fromkeys(given, 0.2 / len(given))
+        if kernels:
+            shares = {name: 0.5 * share for name, share in shares.items()} | dict.fromkeys(kernels, 0.5)
+        return Mixture({**components, **given, **(kernels or {})}, shares)
 
-    def _mode_search(self, active: Tensor) -> tuple[dict[str, Proposal], Tensor]:
-        """Local proposals at the modes uphill of draws from the prior, all proposals and the prior; and the cost."""
-        x = self.x[active]
-        modes = refine(self.model, x.expand(_SEARCHES, *x.shape), self._prior_draws(active, _SEARCHES), axis=1)
-        local: dict[str, Proposal] = {f"MODE-{j}": modes.distribution.at(j) for j in range(_SEARCHES)}
-        proposals = {**local, **self._restricted_proposals(active), "PRIOR": Prior(self.model.prior)}
-        return proposals, modes.n_gradients.sum(0).cpu()
+    def _tilt_weights(self, draws: Weighted) -> Tensor:
+        """Log-weights times the distance of the query from its mean, in units of its mean distance per output."""
+        values = draws.values(self.query).double().reshape(*draws.log_w.shape, -1)
+        log_w = torch.nan_to_num(draws.log_w.double(), nan=-torch.inf)
+        weight = log_normalise(log_w).exp().unsqueeze(-1)
+        distance = (values - (weight * values).sum(0)).abs()
+        relative = distance / (weight * distance).sum(0).clamp_min(torch.finfo(torch.double).tiny)
+        return log_w + relative.sum(-1).log()
 
-    def _start(self, active: Tensor) -> Tensor:
-        """Where refinement starts: the location of the first proposal, or the mean of draws from the prior."""
-        first = next(iter(self._restricted_proposals(active).values()), None)
-        if first is None:
-            return self._prior_draws(active, 64).mean(0)
-        start = location(first, self.x[active], self.generator)
-        lost = ~start.isfinite().all(-1, keepdim=True)
-        return torch.where(lost, self._prior_draws(active, 64).mean(0), start) if lost.any() else start
+    def _restricted_proposals(self, rows: Tensor) -> dict[str, Proposal]:
+        """The user's proposals; those made for given observations are restricted to some of them."""
+        return {name: restricted(q, rows.to(self.x.device)) for name, q in self.proposals.items()}
 
-    def _prior_draws(self, active: Tensor, k: int) -> Tensor:
-        return Prior(self.model.prior).draw(self.x[active], k, generator=self.generator).z
+    def _start(self) -> Tensor:
+        """Where one more search starts: the location of the first proposal, or the mean of draws from the prior."""
+        mean = Prior(self.model.prior).draw(self.x, 64, generator=self.generator).z.mean(0)
+        if not self.proposals:
+            return mean
+        start = location(next(iter(self.proposals.values())), self.x, self.generator)
+        return torch.where(start.isfinite().all(-1, keepdim=True), start, mean)
 
-    def _restricted_proposals(self, active: Tensor) -> dict[str, Proposal]:
-        """The user's proposals; those made for given observations are restricted to the active ones."""
-        return {name: restricted(q, active.to(self.x.device)) for name, q in self.proposals.items()}
+    # ---------------------------------------------------------------------------------------------- sampling
+    def _draw(self, rows: Tensor, q: Mixture, k: int) -> Weighted:
+        """Draw k particles per observation, with a Sobol source in independent randomisations of the net."""
+        n_parts = _REPLICATES if self.sobol else 1
+        size = max(_PER_REPLICATE, k // n_parts) if self.sobol else k
+        parts = [
+            importance_weights(self.model, self.x[rows], q, size, strict=False, generator=self.generator)
+            for _ in range(n_parts)
+        ]
+        z, log_w = (torch.cat(column) for column in zip(*parts, strict=True))
+        self.record.cost[rows] += len(z)
+        source = q.source(size).repeat(n_parts).to(z.device)
+        replicate = torch.arange(n_parts, device=z.device).repeat_interleave(size)
+        return Weighted(z, log_w, source, replicate if self.sobol else None)
+
+    def _sample(self, stage: str, rows: Tensor, q: Mixture) -> None:
+        """Draw a pilot, and then as many draws as each observation needs."""
+        pilot = self._draw(rows, q, self.n // 2)
+        rows, pilot, q = self._usable(stage, rows, pilot, q)
+        if len(rows):
+            self._advance(stage, rows, q, pilot, 0)
+
+    def _usable(self, stage: str, rows: Tensor, draws: Weighted, q: Mixture) -> tuple[Tensor, Weighted, Mixture]:
+        """The observations whose weights are not NaN or infinite and not all zero; the others are told so."""
+        usable = draws.log_w.amax(0).isfinite()
+        if bool(usable.all()):
+            return rows, draws, q
+        self._add_reason(rows[~usable.cpu()], f"{stage} gave no usable weights")
+        index = usable.nonzero().flatten()
+        return rows[index.cpu()], draws.select(index), q.select(index)
+
+    def _advance(self, stage: str, rows: Tensor, q: Mixture, draws: Weighted, n_fresh: int) -> None:
+        """Judge the draws, of which the last `n_fresh` were not used to plan their number; draw more where it helps."""
+        rows, draws, q = self._usable(stage, rows, draws, q)
+        result = self._judge(stage, rows, draws, n_fresh)
+        n_next = self._planned(stage, rows, result, len(draws.z), n_fresh)
+        final = (n_next == 0).nonzero().flatten()
+        if len(final):
+            index = final.to(self.x.device)
+            self._record(stage, rows[final], q.select(index), draws.select(index), result.select(final))
+        for size in n_next[n_next > 0].unique().tolist():
+            members = (n_next == size).nonzero().flatten()
+            for block in members.split(max(1, _BLOCK // (size * draws.z.shape[-1]))):
+                index = block.to(self.x.device)
+                part = q.select(index)
+                fresh = self._draw(rows[block], part, size - len(draws.z))
+                self._advance(stage, rows[block], part, draws.select(index).joined(fresh), len(fresh.z))
+
+    def _judge(self, stage: str, rows: Tensor, draws: Weighted, n_fresh: int) -> _Result:
+        """Assess draws by all of them and by the fresh ones alone, and compare with what others have found."""
+        values, n = draws.values(self.query), len(draws.z)
+        answer = draws.assess(values, self.smooth).cpu()
+        ratio = self.tolerance.ratio(answer)
+        agrees = torch.full_like(ratio, bool(n_fresh), dtype=torch.bool)
+        if n_fresh:
+            planned, fresh = (
+                draws.at(part).assess(values[part], self.smooth).cpu()
+                for part in (slice(n - n_fresh), slice(n - n_fresh, n))
+            )
+            ratio = ratio.maximum(self.tolerance.ratio(answer._replace(mcse=fresh.mcse * (n_fresh / n) ** 0.5)))
+            error = torch.hypot(planned.mcse, fresh.mcse)
+            agrees = ((planned.value - fresh.value).abs() <= _AGREEMENT * error).reshape(len(rows), -1).all(-1)
+        self.floor[rows] = self.floor[rows].maximum(answer.log_evidence_low)
+        complete = answer.log_evidence_high + _MISSING_EVIDENCE >= self.floor[rows]
+        if stage == ADAPTED:
+            allowed = _EVIDENCE_ERRORS * torch.hypot(answer.log_evidence_se, self.smc_error[rows]) + _EVIDENCE_SLACK
+            complete &= (answer.log_evidence - self.smc_evidence[rows]).abs() <= allowed
+        sound = (answer.verdict == Verdict.OK) & (answer.ess >= _LEAST_ESS[stage] * n)
+        return _Result(answer, ratio, sound, agrees, complete)
+
+    def _planned(self, stage: str, rows: Tensor, result: _Result, n: int, n_fresh: int) -> Tensor:
+        """The number of draws that each observation needs in all, 0 where it has enough or more would not help."""
+        answer, least_ess = result.answer, _LEAST_ESS[stage] * n
+        if n_fresh:
+            promising = result.sound & result.complete & result.agrees & ~result.accepted
+        else:  # a pilot is too small to be sound
+            promising = ~(answer.khat > MAX_KHAT) & (answer.ess >= 0.7 * least_ess) & result.complete
+        needed = _SAFETY * n * result.ratio.square()
+        doublings = (needed.clamp(2 * n if n_fresh else self.n, torch.inf) / self.n).log2().ceil()
+        total = self.n * 2 ** doublings.clamp_max(1 + math.log2(MAX_GROWTH))
+        if self.budget is not None:
+            promising &= self.record.cost[rows] + total - n <= self.budget
+        # where the pilot asks for a little more than is allowed, the rest of the draws will tell
+        total = torch.where(
+            (total > MAX_GROWTH * self.n) & (needed < 2 * MAX_GROWTH * self.n), MAX_GROWTH * self.n, total
+        )
+        return torch.where(promising & (total <= MAX_GROWTH * self.n) & (total > n), total, 0).long()
+
+    # ---------------------------------------------------------------------------------------------- recording
+    def _record(self, stage: str, rows: Tensor, q: Mixture, draws: Weighted, result: _Result) -> None:
+        """Keep the answers that improve on earlier ones; an incomplete one never outranks a complete one."""
+        answer, accepted = result.answer, result.accepted
+        query_alone = (answer.weight_khat <= MAX_KHAT) & (answer.ess >= _LEAST_ESS[stage] * len(draws.z))
+        if stage == REFINED:
+            self.tilt[rows] = query_alone & ((answer.inside < FEW_HITS) | ~accepted)
+        comparable = self.complete[rows] == result.complete
+        smaller = torch.where(comparable, result.ratio < self.ratio[rows], result.complete)
+        better = accepted | (~self.accepted[rows] & (smaller | self.ratio[rows].isinf()))
+        scope_ok = self.record.scope.alone[rows] <= _MAX_ALONE
+        for j, i in enumerate(rows.tolist()):
+            if better[j]:
+                self.record.stage[i], self.record.reason[i] = stage, self._reason(stage, result, j, len(draws.z), i)
+            elif not self.accepted[i]:
+                self.record.reason[i] += f"; {stage} was no better"
+        index, rows = better.nonzero().flatten(), rows[better]
+        if not len(rows):
+            return
+        answer, record = answer.select(index), self.record
+        if not record.value.numel():
+            shape = (len(self.x), *answer.value.shape[1:])
+            record.value, record.mcse = torch.full(shape, torch.nan).double(), torch.full(shape, torch.inf).double()
+        record.value[rows], record.mcse[rows] = answer.value, answer.mcse
+        record.khat[rows], record.ess[rows], record.inside[rows] = answer.khat, answer.ess, answer.inside
+        record.draws[rows] = len(draws.z)
+        verdict = torch.where(scope_ok[better], Verdict.OK, Verdict.CAUTION)
+        record.verdict[rows] = torch.where(accepted[better], verdict, Verdict.REFUSE)
+        self.ratio[rows], self.accepted[rows], self.complete[rows] = (
+            t[better] for t in (result.ratio, accepted, result.complete)
+        )
+        device_index = index.to(self.x.device)
+        if self.latent is not None:
+            latent = self.latent[rows].unsqueeze(0)
+            log_p = self.model.log_joint(prepared(self.model, self.x[rows]), latent)
+            log_q = q.select(device_index).log_prob(latent, self.x[rows])
+            record.latent_log_w[rows] = (log_p - log_q)[0].double().cpu() - answer.log_evidence
+        if self.keep:
+            self.group_of[rows] = len(self.groups)
+            self.groups.append(Group(rows, draws.select(device_index)))
+
+    def _reason(self, stage: str, result: _Result, j: int, n: int, i: int) -> str:
+        answer = result.answer
+        khat, ess, ratio = answer.khat[j].item(), answer.ess[j].item(), result.ratio[j].item()
+        if result.accepted[j]:
+            parts = [] if math.isnan(khat) else [f"k-hat {khat:.2f}"]
+            parts += [f"twice the error is {ratio:.2g} of the tolerance with {n} draws"]
+            if answer.inside[j] < FEW_HITS:
+                parts += [f"{answer.inside[j]:.1f} effective draws inside the event"]
+            return f"{stage}: {', '.join(parts)}; {self.record.scope.sentence(i)}"
+        if not result.complete[j]:
+            return f"{stage} misses posterior mass that other draws have found, or found mass that they miss"
+        if not khat <= khat_threshold(n):
+            what = "a moment of the query may be infinite" if answer.weight_khat[j] <= MAX_KHAT else "is not reliable"
+            return f"{stage}: k-hat {khat:.2f} with ESS {ess:.0f} of {n} draws: {what}"
+        if not result.sound[j]:
+            return f"{stage}: ESS {ess:.0f} of {n} draws shows that the posterior does not have the proposal's shape"
+        if ratio <= 1:
+            return f"{stage}: two groups of draws disagree by more than {_AGREEMENT:g} standard errors"
+        needed = n * ratio**2 / self.n
+        return f"{stage}: twice the error is {ratio:.2g} times the tolerance; use about {needed:.0f} times n={self.n}"
+
+    def _add_reason(self, rows: Tensor, failure: str) -> None:
+        for i in rows.tolist():
+            earlier = self.record.reason[i]
+            self.record.reason[i] = failure if earlier == _NOT_TRIED else f"{earlier}; {failure}"
+
+    def finish(self) -> tuple[Escalation, list[Group]]:
+        """The record, and the draws behind each answer."""
+        record, failed = self.record, torch.tensor([not stage for stage in self.record.stage])
+        if not record.value.numel():
+            record.value = record.mcse = self._query_shape()
+        record.mcse[failed] = torch.nan
+        groups = []
+        for number, group in enumerate(self.groups):
+            kept = (self.group_of[group.rows] == number).nonzero().flatten()
+            if len(kept):
+                groups.append(Group(group.rows[kept], group.draws.select(kept.to(self.x.device))))
+        return record, groups
+
+    def _query_shape(self) -> Tensor:
+        """NaN in the shape of the answers. Shapes: ``-> (n_obs, *out)``."""
+        z = Prior(self.model.prior).draw(self.x, 2, generator=self.generator).z
+        values = Weighted(z, torch.zeros_like(z[..., 0]), torch.zeros(2)).values(self.query)
+        return torch.full(values.shape[1:], torch.nan).double()
 
 
 def _check_model(model: Model, x: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,11 +31,15 @@ from vaerdict.core import (
 )
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
-from vaerdict.inference.assess import Assessment, Query, evaluate, importance_weights
-from vaerdict.inference.escalation import Escalation, escalate
+from vaerdict.inference.assess import Assessment, Query, assess, evaluate, importance_weights
+from vaerdict.inference.escalation import Escalation, Group, Tolerance, escalate
+from vaerdict.inference.search import Scope
 from vaerdict.noise import Randomness, seeded
-from vaerdict.proposals import Mixture
+from vaerdict.proposals import Mixture, Prior
 from vaerdict.samplers import gathered, systematic
+
+_CONFIRMED_ERRORS = 4.0  # errors of their difference by which two independent answers may differ
+_PROBES = 64  # draws of the prior at which a loss is evaluated to learn how large it may be
 
 
 class Decision(NamedTuple):
@@ -51,11 +56,23 @@ class Decision(NamedTuple):
     verdict: Tensor
 
 
+class Layout(NamedTuple):
+    """Observations whose first `n` particles were drawn alike; `source` and `replicate` as in `assess`."""
+
+    rows: Tensor
+    n: int
+    source: Tensor | None
+    replicate: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """The posterior of a model at some observations, as particles with log-weights.
 
     Shapes: ``z (K, *batch, d)``, ``log_w (K, *batch)``, ``source (K,)`` the index in `names` of a particle's proposal.
+
+    After escalation observations may differ in their number of draws, ``record.draws``. K is then the largest of
+    these, and the rest are copies of an observation's first particle with a log-weight of minus infinity.
     """
 
     z: Latent
@@ -64,10 +81,17 @@ class Posterior:
     names: tuple[str, ...] = ("q",)
     smooth: bool = True
     record: Escalation | None = field(default=None, repr=False)
+    layouts: tuple[Layout, ...] = field(default=(), repr=False)
+    probes: Latent = field(default=None, repr=False)
 
     @cached_property
     def _psis(self) -> tuple[Tensor, Tensor]:
-        return diagnostics.psis(self.log_w)
+        if self.record is None:
+            return diagnostics.psis(self.log_w)
+        smoothed, khat = self.log_w.clone(), torch.full_like(self.log_w[0], torch.nan, dtype=torch.float64)
+        for rows, n, _, _ in self.layouts:
+            smoothed[:n, rows], khat[rows] = diagnostics.psis(self.log_w[:n, rows])
+        return smoothed, khat
 
     @property
     def khat(self) -> Tensor:
@@ -96,7 +120,10 @@ class Posterior:
     @property
     def log_evidence(self) -> Tensor:
         """IWELBO with all particles: the estimate of log p(x). Shapes: ``(*batch)``."""
-        return log_mean_exp(self.log_w.double()).masked_fill(self.failed, -torch.inf)
+        if self.record is None:
+            return log_mean_exp(self.log_w.double())
+        n = self.record.draws.to(self.log_w.device).clamp_min(1)
+        return (self.log_w.double().logsumexp(0) - n.log()).masked_fill(self.failed, -torch.inf)
 
     def expect(self, f: Query) -> Estimate:
         """Posterior expectation of f, by (multiple) importance sampling with Pareto-smoothed weights.
@@ -104,19 +131,32 @@ class Posterior:
         NaN for observations that `failed`. Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is
         ``(*batch, *out)``.
         """
-        return self._masked(self._assess(f).estimate)
+        return self.assess(f).estimate
 
     def verdict_on(self, f: Query) -> Tensor:
         """`Verdict` on the expectation of f: that of the weights, or worse where f makes their tail heavier.
 
         Shapes: ``-> (*batch)``.
         """
-        return torch.maximum(self.verdict, self._assess(f).verdict)
+        return torch.maximum(self.verdict, self.assess(f).verdict)
 
-    def _assess(self, f: Query) -> Assessment:
-        source = self.source if len(self.names) > 1 else None
-        islands = None if self.record is None else self.record.islands
-        return Assessment(self._values(f), self.log_w, source, islands, self.smooth)
+    def assess(self, f: Query) -> Assessment:
+        """The expectation of f with everything that is known about its error. Shapes: ``(*batch)`` first."""
+        values = self._values(f)
+        if self.record is None:
+            source = self.source if len(self.names) > 1 else None
+            probes = None if self.probes is None else f(self.probes)
+            return assess(values, self.log_w, source=source, probes=probes, smooth=self.smooth)
+        answer: Assessment | None = None
+        for rows, n, source, replicate in self.layouts:
+            part = assess(
+                values[:n, rows], self.log_w[:n, rows], source=source, replicate=replicate, smooth=self.smooth
+            )
+            answer = part.refused(self.log_w.shape[1]) if answer is None else answer
+            answer = answer.replaced(rows, part)
+        if answer is None:  # nothing was answered
+            return assess(values, torch.zeros_like(self.log_w)).refused(self.log_w.shape[1])
+        return answer
 
     def _values(self, f: Query) -> Tensor:
         """F at every particle, zero for observations that failed. Shapes: ``-> (K, *batch, *out)``."""
@@ -128,20 +168,15 @@ class Posterior:
         """Zero in place of the NaN of observations that failed, which f might not accept."""
         return t.masked_fill(expand_trailing(self.failed, t[0]), 0)
 
-    def _masked(self, estimate: Estimate) -> Estimate:
-        """The estimate with NaN for observations that failed."""
-        failed = expand_trailing(self.failed, estimate.value)
-        value, mcse = (t.masked_fill(failed, torch.nan) for t in estimate[:2])
-        return Estimate(value, mcse, estimate.ess.masked_fill(self.failed, 0), estimate.khat)
-
     def decide(self, loss: Query | Tensor, state: Query | None = None) -> Decision:
         """The action of least posterior expected loss.
 
         `loss` is a function of the latent with one column per action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
         matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
 
-        A state that no draw has reached may still be costly. With a matrix that cost is known and included in the
-        errors. With a function only the losses at the draws are known.
+        A state that few draws have reached may be costly. Where the loss of an action is the same at most draws, its
+        error therefore includes what the largest loss seen elsewhere, at draws of any weight or of the prior, would add
+        if a few more draws had met it (`diagnostics.events`).
         """
         losses = _loss_function(loss, state)
         expected = self.expect(losses)
@@ -151,10 +186,10 @@ class Posterior:
         if expected.value.shape[-1] < 2:
             raise SettingError("a decision needs at least two actions; the loss has one.")
         action = expected.value.argmin(-1)
-        regret = self._assess(_regret(losses, action))
-        margin = self._masked(regret.estimate)
+        regret = self.assess(_regret(losses, action))
+        margin = regret.estimate
         if isinstance(loss, Tensor) and state is not None:
-            matrix, state_error = loss.to(margin.value), diagnostics.least_mcse(self._values(state), self.ess)
+            matrix, state_error = loss.to(margin.value), self.assess(state).mcse
             expected = _with_state_error(expected, matrix, state_error)
             margin = _with_state_error(margin, matrix - matrix[action].unsqueeze(-2), state_error)
         chosen = torch.nn.functional.one_hot(action, margin.value.shape[-1]).bool()
@@ -207,6 +242,7 @@ def posterior(
     *,
     shares: Mapping[str, float] | None = None,
     tolerance: float | None = None,
+    rtol: float = 0.0,
     query: Query | None = None,
     budget: int | None = None,
     generator: Randomness | None = None,
@@ -224,13 +260,14 @@ def posterior(
     proposals
         One proposal, or several by name, which are combined by multiple importance sampling.
     n
-        Number of particles per observation.
+        Number of particles per observation; with a tolerance up to 16 times as many where they are needed.
     shares
         Share of the particles per proposal, equal by default. Not with `tolerance`.
-    tolerance
-        If given, each observation is escalated (see `vaerdict.inference.escalation`) until the Monte-Carlo error of
-        `query` is at most `tolerance` and its weights are reliable. ``Posterior.record`` then holds the stage that
-        answered, its cost and the reason per observation.
+    tolerance, rtol
+        If a tolerance is given, each observation is escalated (see `vaerdict.inference.escalation`) until twice the
+        Monte-Carlo error of `query` is at most `tolerance`, or `rtol` times its value if that is larger, and its
+        weights are reliable. The error of an answer with the verdict OK is then within the tolerance in about 95 % of
+        cases. ``Posterior.record`` holds the stage that answered, its cost and the reason per observation.
     query
         The quantity of interest, ``(K, m, d) -> (K, m, *out)`` for any subset of m observations; by default the latent
         in posterior standard deviations. Only with `tolerance`.
@@ -266,26 +303,43 @@ def posterior(
         raise SettingError("shares= needs a mapping of several proposals and no tolerance=; leave it out.")
     if tolerance is not None:
         named = dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
-        z, log_w, record = escalate(
+        record, groups = escalate(
             model,
             x,
             named,
             n,
             query=query,
-            tolerance=tolerance,
+            tolerance=Tolerance(tolerance, rtol),
             budget=budget,
             generator=generator,
             smooth=smooth,
             progress=progress,
         )
-        return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth, record=record)
-    if query is not None or budget is not None:
-        raise SettingError("query= and budget= belong to escalation; give a tolerance= too.")
+        return _escalated(x, record, groups, smooth, math.prod(model.prior.event_shape))
+    if query is not None or budget is not None or rtol:
+        raise SettingError("query=, rtol= and budget= belong to escalation; give a tolerance= too.")
     q = Mixture(proposals, shares) if isinstance(proposals, Mapping) else proposals
     z, log_w = importance_weights(model, x, q, n, generator=generator)
+    probes = Prior(model.prior).draw(x, _PROBES, generator=seeded(0, x.device)).z
+    source, names = torch.zeros(n, dtype=torch.long), ("q",)
     if isinstance(q, Mixture):
-        return Posterior(z, log_w, q.source(n).to(log_w.device), tuple(q.components), smooth)
-    return Posterior(z, log_w, torch.zeros(n, dtype=torch.long, device=log_w.device), smooth=smooth)
+        source, names = q.source(n), tuple(q.components)
+    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes)
+
+
+def _escalated(x: Tensor, record: Escalation, groups: list[Group], smooth: bool, d: int) -> Posterior:
+    """The draws of all observations in one tensor; where there are fewer than K, the rest have no weight."""
+    like = groups[0].draws.z if groups else x
+    k = int(record.draws.max().clamp_min(1))
+    z, log_w = like.new_full((k, len(x), d), torch.nan), like.new_zeros(k, len(x))
+    layouts = []
+    for rows, draws in groups:
+        index, n = rows.to(z.device), len(draws.z)
+        z[:n, index], log_w[:n, index] = draws.z, draws.log_w
+        z[n:, index], log_w[n:, index] = draws.z[:1], -torch.inf
+        layouts.append(Layout(index, n, draws.source, draws.replicate))
+    source = torch.zeros(k, dtype=torch.long, device=z.device)
+    return Posterior(z, log_w, source, smooth=smooth, record=record, layouts=tuple(layouts))
 
 
 class Answer(NamedTuple):
@@ -293,7 +347,9 @@ class Answer(NamedTuple):
 
     ``mcse`` is the error on which the answer was accepted or refused, ``reason`` says why. ``khat`` is that of f times
     the weights, the largest over the outputs of f, NaN where it was not assessed. ``verdict`` is a `Verdict`, ``stage``
-    the stage of escalation that answered, ``cost`` the number of model evaluations.
+    the stage of escalation that answered, ``cost`` the number of model evaluations. ``draws`` is the number of draws
+    behind the answer, ``inside`` how many effective ones are in the smaller level set of an indicator (infinite: f is
+    not one). ``scope`` says where modes were searched.
     """
 
     value: Tensor
@@ -304,6 +360,9 @@ class Answer(NamedTuple):
     stage: list[str]
     cost: Tensor
     reason: list[str]
+    draws: Tensor
+    inside: Tensor
+    scope: Scope
 
 
 def expect(
@@ -314,11 +373,16 @@ def expect(
     n: int = 1000,
     *,
     tolerance: float = 0.02,
+    rtol: float = 0.0,
+    confirm: bool = False,
     budget: int | None = None,
     generator: Randomness | None = None,
     progress: Progress = silent,
 ) -> Answer:
     """Posterior expectation E[f(z) | x] to within a tolerance, or a refusal with its reason, per observation.
+
+    The verdict OK means: the error is within the tolerance (in about 95 % of cases) for the posterior mass that was
+    found, and `Answer.scope` says how much could be missing.
 
     Parameters
     ----------
@@ -332,11 +396,13 @@ def expect(
         One proposal, or several by name, the best first. Without any, proposals are built from the prior and the
         curvature of the posterior.
     n
-        Number of particles per observation and stage, at least 64.
-    tolerance
-        Largest acceptable Monte-Carlo standard error of any output of f.
+        Number of particles per observation and stage, at least 64; up to 16 times as many where they are needed.
+    tolerance, rtol
+        Largest acceptable error of any output of f, absolute or relative to its value, whichever is larger.
+    confirm
+        Whether to answer a second time with independent draws and searches, and to refuse where the two differ.
     budget
-        Largest number of model evaluations per observation.
+        Largest number of model evaluations per observation (and answer).
     generator
         Source of randomness, by default ``vaerdict.seeded(0)``.
     progress
@@ -345,7 +411,7 @@ def expect(
     Returns
     -------
     Answer
-        Values and errors ``(n_obs, *out)`` with verdict, stage, cost and reason per observation.
+        Values and errors ``(n_obs, *out)`` with verdict, stage, cost, reason and scope per observation.
 
     Examples
     --------
@@ -356,15 +422,61 @@ def expect(
     >>> answer.value.shape, answer.stage, vd.Verdict.names(answer.verdict)
     (torch.Size([2]), ['REFINED', 'REFINED'], ['OK', 'OK'])
     """
-    named: Proposal | Mapping[str, Proposal] = {} if proposals is None else proposals
-    with evaluating(model, named):  # f may use modules of the model
-        answer = posterior(
-            model, x, named, n, tolerance=tolerance, query=f, budget=budget, generator=generator, progress=progress
-        )
-        estimate, record = answer.expect(f), answer.record
-    assert record is not None
-    estimate = estimate._replace(khat=record.khat.to(estimate.khat))
-    return Answer(*estimate, answer.verdict, record.stage, record.cost, record.reason)
+    check_dtype(check_observations(x), model)
+    named = {} if proposals is None else dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
+    generator = seeded(0, x.device) if generator is None else generator
+    answers = []
+    for _ in range(2 if confirm else 1):
+        with evaluating(model, named):  # f may use modules of the model
+            record, _ = escalate(
+                model,
+                x,
+                named,
+                check_count(n, name="n"),
+                query=f,
+                tolerance=Tolerance(tolerance, rtol),
+                budget=budget,
+                generator=generator,
+                keep=False,
+                progress=progress,
+            )
+        answers.append(_answer(record, x.device))
+    return _confirmed(*answers) if confirm else answers[0]
+
+
+def _answer(record: Escalation, device: torch.device) -> Answer:
+    value, mcse, ess, khat, verdict = (
+        t.to(device) for t in (record.value, record.mcse, record.ess, record.khat, record.verdict)
+    )
+    return Answer(
+        value,
+        mcse,
+        ess,
+        khat,
+        verdict,
+        record.stage,
+        record.cost,
+        record.reason,
+        record.draws,
+        record.inside,
+        record.scope,
+    )
+
+
+def _confirmed(first: Answer, second: Answer) -> Answer:
+    """The first answer, with the worse verdict of both and a refusal where they differ."""
+    distance = ((first.value - second.value).abs() / torch.hypot(first.mcse, second.mcse)).reshape(len(first.ess), -1)
+    errors = torch.nan_to_num(distance, nan=0.0).amax(-1)
+    differ = errors > _CONFIRMED_ERRORS
+    verdict = torch.where(differ, Verdict.REFUSE, torch.maximum(first.verdict, second.verdict))
+    reasons = []
+    for i, reason in enumerate(first.reason):
+        if differ[i]:
+            reason += f"; a second answer differs by {errors[i]:.1f} errors"
+        elif second.verdict[i] > first.verdict[i]:
+            reason += f"; a second answer was not accepted ({second.reason[i]})"
+        reasons.append(reason)
+    return first._replace(verdict=verdict, reason=reasons, cost=first.cost + second.cost)
 
 
 def _loss_function(loss: Query | Tensor, state: Query | None) -> Query:

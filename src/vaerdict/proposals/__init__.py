@@ -11,6 +11,7 @@ from vaerdict.proposals.families import (
     Trainable,
 )
 from vaerdict.proposals.flow import Flow, SplineFlow
+from vaerdict.proposals.kernels import Kernels
 from vaerdict.proposals.mixture import Mixture, Prior, check_latent, defensive, optimal_shares
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Conditional",
     "Family",
     "Flow",
+    "Kernels",
     "Mixture",
     "Normal",
     "OfCounts",
