@@ -204,7 +204,7 @@ class _EscalationState:
             yield MIS, self._mixture, self.n
         yield REFINED, self._refined, 2 * self.n
         yield IMPROVED, self._improved, 2 * self.n + 3600
-        yield SMC, self._smc, 30 * self.n
+        yield SMC, self._smc, 150 * self.n
 
     def affordable(self, name: str, expected_cost: int) -> Tensor:
         """Indices of the open observations whose budget covers a stage; the others are refused and closed."""
