@@ -67,6 +67,28 @@ class Bimodal:
         return _quadrature(lambda z, v: stats.norm.pdf(v, z * z + 0.3 * z, sd) * stats.norm.pdf(z), x)
 
 
+class Banana:
+    """z ~ N(0, I_2), x ~ N(3 z_2 - z_1^2, sd^2): a posterior along a parabola; x holds the value and the sd."""
+
+    prior = StandardNormal(2)
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        self.rows += z[..., 0].numel()
+        score = (x[..., 0] - 3 * z[..., 1] + z[..., 0].square()) / x[..., 1]
+        return -0.5 * (score.square() + LOG_2PI) - x[..., 1].log() + self.prior.log_prob(z)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-evidence, and the posterior mean of z_1^2. Shapes: ``(n, 2) -> (n,), (n,)``."""
+        z = torch.linspace(-9, 9, 20_001, dtype=DOUBLE)[:, None]
+        variance = 9 + x[:, 1].square()
+        log_p = -0.5 * ((x[:, 0] + z.square()).square() / variance + z.square()) - 0.5 * variance.log() - LOG_2PI
+        log_mass = log_p + math.log(18 / 20_000)
+        return log_mass.logsumexp(0), (log_mass.softmax(0) * z.square()).sum(0)
+
+
 def _quadrature(density, x: Tensor) -> Tensor:
     points = [-2.0, -1.0, 0.0, 1.0, 2.0]
     values = [integrate.quad(density, -9, 9, args=(v,), points=points, limit=200)[0] for v in x[:, 0].tolist()]

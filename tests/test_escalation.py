@@ -365,10 +365,11 @@ def test_a_query_without_a_mean_is_refused_after_smc_too(ring):
     def heavy(z: Tensor) -> Tensor:
         return z[..., 1].abs().clamp_min(1e-9) ** -2.0  # infinite where the ring crosses the axis
 
-    assert (answer.verdict_on(heavy)[by_smc] == Verdict.REFUSE).double().mean() > 0.9
+    # 94 % of 396 such answers were refused; of 40, three quarters or fewer once in 10,000 runs
+    assert (answer.verdict_on(heavy)[by_smc] == Verdict.REFUSE).double().mean() > 0.75
     assert (answer.verdict_on(moments)[by_smc] == Verdict.OK).all()
     decision = answer.decide(lambda z: torch.stack([heavy(z), torch.full_like(z[..., 0], 1e9)], -1))
-    assert (decision.verdict[by_smc] == Verdict.REFUSE).double().mean() > 0.9
+    assert (decision.verdict[by_smc] == Verdict.REFUSE).double().mean() > 0.75
 
 
 def test_island_errors_are_those_of_independent_groups():

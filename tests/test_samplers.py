@@ -10,9 +10,10 @@ from scipy import stats
 from torch import Tensor
 
 from checks import assert_mean, assert_within, chi_square_rate
-from sampler_toys import CASES, DOUBLE, Bimodal, Everywhere, Nominal, Poisson, Selectable, linear_gaussian
+from sampler_toys import CASES, DOUBLE, Banana, Bimodal, Everywhere, Nominal, Poisson, Selectable, linear_gaussian
 from vaerdict.core import DivergenceError, ShapeError, WeightError, log_mean_exp
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.models.ppca import PPCA
 from vaerdict.noise import as_source
 from vaerdict.proposals import Mixture, Prior
 from vaerdict.samplers import (
@@ -87,6 +88,52 @@ def test_smc_standard_errors_are_calibrated(generator):
     assert chi_square_rate(torch.special.ndtri(uniform) * 1.6) < 1e-6
     assert 0.8 < score.std() < 1.3
     assert abs(score.mean()) < 0.45  # bias of the logarithm and of adaptation: O(N^-1/2)
+
+
+def test_repeated_moves_explore_a_curved_posterior(generator):
+    model, x = Banana(), torch.tensor([[0.0, 0.02]], dtype=DOUBLE)
+    log_evidence, second = model.moments(x)
+
+    def run(max_moves: int) -> tuple[Tensor, Tensor]:
+        result = smc(
+            model, x.expand(150, 2), Prior(model.prior), n_particles=512, max_moves=max_moves, generator=generator
+        )
+        assert_mean((result.log_evidence - log_evidence).exp(), 1.0, rate=1e-6)
+        assert (result.decorrelated < 0.6).all()  # at the sharp end of the path eight moves are not enough
+        return result.decorrelated, (result.log_w.softmax(0) * result.z[..., 0].square()).sum(0) - second
+
+    (once, error), (repeated, smaller) = run(1), run(4)
+    assert repeated.mean() > once.mean()
+    # the mean squared error is a third; its ratio has a standard error of a fifth, so this fails once in 10,000 runs
+    assert smaller.square().mean() < 0.7 * error.square().mean()
+    assert_mean(smaller, 0.0, rate=1e-6)
+
+
+def test_one_move_decorrelates_a_gaussian(generator):
+    model = linear_gaussian()
+    x, _ = model.simulate(5, generator=generator)
+    result = smc(model, x, Prior(model.prior), n_particles=512, n_leapfrog=5, generator=generator)
+    assert (result.decorrelated == 1).all()
+    assert torch.equal(result.n_gradients, 512 * (1 + 5 * result.n_temperatures))
+
+
+def test_tempered_populations_have_the_moments_of_their_temperature(generator, monkeypatch):
+    model, x = linear_gaussian(), torch.tensor([[1.0, -0.5, 0.3]], dtype=DOUBLE).expand(60, 3)
+    monkeypatch.setattr(sequential, "next_temperature", lambda state, log_w, t, target: t + 0.25)
+    result = smc(model, x, Prior(model.prior), n_particles=512, keep=(1.0, 0.3, 0.5), generator=generator)
+    assert result.tempered.shape == (3, 512, 60, 2)
+
+    def assert_moments(z: Tensor, t: float) -> None:
+        at_t = PPCA(model.weight, model.noise_sd.detach() / math.sqrt(t), model.mean).posterior(x).detach()
+        for mean, sample in zip(at_t.loc[0], z.mean(0).unbind(-1), strict=True):
+            assert_mean(sample, mean.item(), rate=1e-6)
+        for variance, sample in zip(at_t.covariance()[0].diagonal(), z.var(0).unbind(-1), strict=True):
+            assert_mean(sample, variance.item(), rate=1e-6)
+
+    for z, t in zip(result.tempered, (1.0, 0.5, 0.5), strict=True):
+        assert_moments(z, t)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_moments(result.tempered[1], 0.45)
 
 
 # --- annealing is unbiased, and planted errors are detected -----------------------------------------------------------
@@ -367,8 +414,9 @@ def test_smc_can_drop_failed_observations_and_continue_with_the_others(generator
     steps = smc(model, x[[0, 2, 3, 5, 4]], Prior(model.prior), generator=generator, **settings).n_temperatures
     monkeypatch.setattr(sequential, "_MAX_TEMPERATURES", int(steps[:4].max()) + 3)
     assert steps[4] > steps[:4].max() + 6
-    result = smc(model, x, Prior(model.prior), strict=False, generator=generator, **settings)
+    result = smc(model, x, Prior(model.prior), strict=False, keep=(1.0,), generator=generator, **settings)
     assert result.log_evidence.isnan().tolist() == [False, True, False, False, True, False]
+    assert torch.equal(result.tempered[0].isnan().any(0).any(-1), result.log_evidence.isnan())
     i = [0, 2, 3, 5]
     assert_within(result.log_evidence[i], model.log_evidence(x)[i].detach(), result.standard_error[i], rate=1e-6)
     with pytest.raises(WeightError, match=r"1 observations have no particle with positive weight \(at 1\)"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from checks import assert_mean, assert_within
-from sampler_toys import DOUBLE, Bound, Poisson, Selectable, linear_gaussian
+from sampler_toys import DOUBLE, Banana, Bound, Poisson, Selectable, linear_gaussian
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.noise import seeded
 from vaerdict.proposals import Prior
@@ -34,10 +34,21 @@ def test_finished_observations_cost_nothing(generator):
     model, x = Poisson(), torch.tensor([[3.0], [0.0], [400.0], [3.0]], dtype=DOUBLE)
     result = smc(model, x, Prior(model.prior), n_particles=512, generator=generator)
     assert result.n_temperatures[2] > 2 * result.n_temperatures[0]
-    assert torch.equal(result.n_gradients, 512 * (1 + 3 * result.n_temperatures))
+    assert torch.equal(result.n_gradients, 512 * (1 + 6 * result.n_temperatures))
     n_memory_test = 2 + 4
     assert model.rows == result.n_gradients.sum() + n_memory_test
     assert_within(result.log_evidence, model.log_evidence(x), result.standard_error, rate=1e-6)
+
+
+def test_decorrelated_observations_cost_nothing(generator):
+    model, x = Banana(), torch.tensor([[0.0, 0.02], [0.0, 3.0], [1.0, 0.02]], dtype=DOUBLE)
+    result = smc(model, x, Prior(model.prior), n_particles=512, generator=generator)
+    n_moves = (result.n_gradients // 512 - 1) // 6
+    assert n_moves[1] == result.n_temperatures[1]
+    assert (n_moves > 2 * result.n_temperatures)[[0, 2]].all()
+    assert (n_moves <= 4 * (result.n_temperatures + 1)).all()
+    assert model.rows == result.n_gradients.sum() + 2 + 4
+    assert_within(result.log_evidence, model.moments(x)[0], result.standard_error, rate=1e-6)
 
 
 def test_ais_counts_its_gradients(generator):
@@ -112,7 +123,9 @@ def test_stacked_batches(generators):
     model, x = linear_gaussian(), torch.randn(2, 5, 3, generator=seeded(0), dtype=DOUBLE)
     generator = tuple(seeded(i) for i in range(generators))
     annealing = ais(model, x, Prior(model.prior), n_chains=200, temperatures=20, n_leapfrog=3, generator=generator)
-    particles = smc(model, x, Prior(model.prior), n_particles=1024, generator=generator)
+    particles = smc(model, x, Prior(model.prior), n_particles=1024, keep=(0.1, 1.0), generator=generator)
+    assert particles.tempered.shape == (2, 1024, 2, 5, 2)
+    assert particles.decorrelated.shape == (2, 5)
     for result in (annealing, particles):
         assert result.z.shape[1:] == (2, 5, 2)
         assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
@@ -134,7 +147,8 @@ def test_a_start_for_fixed_observations_needs_select(generator):
     x, _ = model.simulate(6, generator=generator)
     x[0] *= 5
     initial = Selectable(model.posterior(x, inflate=1.5).detach())
-    result = smc(model, x, initial, n_particles=256, max_bytes=1, generator=generator)
+    result = smc(model, x, initial, n_particles=256, keep=(1.0,), max_bytes=1, generator=generator)
+    assert result.tempered.shape == (1, 256, 6, 2)
     assert_within(result.log_evidence, model.log_evidence(x).detach(), result.standard_error, rate=1e-6)
     with pytest.raises(ShapeError, match="observations"):
         smc(model, x, Bound(initial.q), n_particles=256, max_bytes=1, generator=generator)
@@ -241,6 +255,17 @@ def test_the_covariance_root_of_few_particles_is_finite(generator):
     assert (root.diagonal(dim1=-2, dim2=-1) > 0.1).all()
 
 
+def test_the_largest_correlation_is_over_whitened_coordinates(generator):
+    root = torch.tensor([[2.0, 0.0], [1.0, 0.1]], dtype=DOUBLE)
+    a, b = torch.randn(2, 500, 3, 2, generator=generator, dtype=DOUBLE)
+    b[..., 1] -= 0.7 * a[..., 1]
+    expected = [torch.corrcoef(torch.stack([a[:, j, 1], b[:, j, 1]]))[0, 1].abs() for j in range(3)]
+    for n_roots in (1, 2):
+        found = weights.largest_correlation(5 + a @ root.mT, b @ root.mT, root.expand(n_roots, 3, 2, 2))
+        torch.testing.assert_close(found, torch.stack(expected))
+    assert weights.largest_correlation(torch.ones_like(a), b, root.expand(1, 3, 2, 2)).isnan().all()
+
+
 def test_the_standard_error_is_the_delta_method(generator):
     w = torch.rand(30, 2, generator=generator, dtype=DOUBLE)
     torch.testing.assert_close(log_standard_error(w.log() - 900), w.std(0) / math.sqrt(30) / w.mean(0))
@@ -276,6 +301,8 @@ def test_a_flat_start_has_no_gradient():
         ({"n_islands": 5}, "even"),
         ({"ess_target": 1.0}, "ess_target=1.0"),
         ({"n_leapfrog": 0}, "n_leapfrog=0"),
+        ({"max_moves": 0}, "max_moves=0"),
+        ({"keep": (0.5, 0.0)}, r"keep=\(0.5, 0.0\)"),
         ({"max_bytes": 0}, "max_bytes=0"),
     ],
 )

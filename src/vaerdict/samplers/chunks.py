@@ -101,4 +101,4 @@ def concat_results(results: list[Result]) -> Result:
 
 def _concat(name: str, column: list[Any]) -> Any:
     # observations are along the last axis, except for the latents, whose last axis is their dimension
-    return torch.cat(column, -2 if name == "z" else -1) if isinstance(column[0], Tensor) else column[0]
+    return torch.cat(column, -2 if name in ("z", "tempered") else -1) if isinstance(column[0], Tensor) else column[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,12 +29,14 @@ from vaerdict.samplers.weights import (
     by_island,
     covariance_root,
     gathered,
+    largest_correlation,
     log_standard_error,
     next_temperature,
     relative_ess,
     systematic,
 )
 
+_DECORRELATED = 0.5
 _TARGET_ACCEPTANCE = 0.8
 _GAIN = 2.0
 _RESAMPLE_BELOW = 0.9
@@ -46,7 +49,8 @@ class _Settings(NamedTuple):
     n_islands: int
     ess_target: float
     n_leapfrog: int
-    n_moves: int
+    max_moves: int
+    keep: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,21 @@ class SMCResult:
 
     Particle i belongs to island i modulo ``n_islands``; islands share temperatures and step sizes, but not particles.
 
-    Shapes: ``z (N, *batch, d)``, ``log_w (N, *batch)``; mean ``acceptance``, last ``step_size``, ``n_temperatures``,
-    ``n_nonfinite`` rejected proposals and ``n_gradients`` used ``(*batch)``.
+    ``decorrelated`` is the share of temperatures at which the moves made the particles forget where they were. A low
+    share means that the moves failed to explore: islands then share their error, and the standard error is too small.
+    Well separated modes lower the share too, because no move crosses between them. ``tempered`` holds equally weighted
+    particles at the temperatures that were asked for, and NaN where an observation failed before it reached one.
+
+    Shapes: ``z (N, *batch, d)``, ``log_w (N, *batch)``, ``tempered (temperatures, N, *batch, d)``; mean ``acceptance``,
+    ``decorrelated``, last ``step_size``, ``n_temperatures``, ``n_nonfinite`` rejected proposals and ``n_gradients``
+    used ``(*batch)``.
     """
 
     z: Tensor
     log_w: Tensor
+    tempered: Tensor
     acceptance: Tensor
+    decorrelated: Tensor
     step_size: Tensor
     n_temperatures: Tensor
     n_nonfinite: Tensor
@@ -87,9 +99,10 @@ def smc(
     *,
     n_particles: int = 1024,
     n_islands: int = 16,
-    ess_target: float = 0.7,
-    n_leapfrog: int = 3,
-    n_moves: int = 1,
+    ess_target: float = 0.8,
+    n_leapfrog: int = 6,
+    max_moves: int = 4,
+    keep: Sequence[float] = (),
     strict: bool = True,
     generator: Randomness,
     progress: Progress = silent,
@@ -100,8 +113,12 @@ def smc(
     Each observation takes the step in temperature that keeps a fraction `ess_target` of its effective sample size,
     resamples systematically the islands whose relative effective size is below 0.9, and moves all particles by
     Hamiltonian dynamics in the metric of their weighted covariance. In whitened coordinates a trajectory of length
-    :math:`\pi/2` makes a particle independent of its start. The step size starts at that value and shrinks while the
-    acceptance is below 80 %. Observations that have reached the posterior cost nothing further.
+    :math:`\pi/2` makes a particle independent of its start where the density is normal. The step size is such that a
+    trajectory has that length, or shorter so that the acceptance stays near 80 %.
+
+    Along a curved posterior one trajectory is not enough. Moves are therefore repeated until the particles have
+    decorrelated from their positions after resampling: until no whitened coordinate has a correlation above 0.5.
+    Observations that have decorrelated or reached the posterior cost nothing further.
 
     Temperatures, metric and step sizes are tuned on the population itself, which biases the evidence by O(1/N) (Beskos
     et al., 2016). The standard error comes from islands that resample separately.
@@ -118,8 +135,11 @@ def smc(
         Particles per observation, and the even number of islands that they are split over.
     ess_target
         Fraction of the effective sample size to keep at each change of temperature.
-    n_leapfrog, n_moves
-        Leapfrog steps per move, and moves per temperature.
+    n_leapfrog, max_moves
+        Leapfrog steps per move, and largest number of moves per temperature; twice as many at the posterior.
+    keep
+        Temperatures in (0, 1]. The population at the first temperature that is not below each of them is resampled to
+        equal weights and returned as `tempered`.
     strict
         Whether an observation without a usable weight, or one that has not reached the posterior after 1000
         temperatures, is an error. If false, its weights are NaN and the others continue.
@@ -149,33 +169,36 @@ def smc(
     >>> result.z.shape, result.log_evidence.shape
     (torch.Size([64, 5, 2]), torch.Size([5]))
     """
-    settings = _checked(_Settings(n_islands, ess_target, n_leapfrog, n_moves), n_particles)
+    settings = _checked(_Settings(n_islands, ess_target, n_leapfrog, max_moves, tuple(keep)), n_particles)
     path, source, n_before, results = AnnealingPath(model, initial, check_batch(x)), as_source(generator), 0, []
     for chunk in chunks(path, n_particles, generator=generator, max_bytes=max_bytes):
         population = _start(chunk, n_particles, settings, generator)
         finished: list[_Population] = []
         while population.index.numel():
             _reweight(population, settings)
-            failed = _failed(population, settings, strict)
+            failed = _failed(population, strict)
             if failed.any():
                 finished.append(population.select(failed).without_weights())
                 population = population.select(~failed)
-            _move(population, settings, source)
+            population = _move(population, settings, source)
+            _keep(population, settings, source)
             arrived = ~_any_axis(population.t < 1)
             if arrived.any():
                 finished.append(population.select(arrived))
                 population = population.select(~arrived)
                 progress(n_before + chunk.x.shape[-2] - population.index.numel(), x.shape[-2], "SMC")
         n_before += chunk.x.shape[-2]
-        results.append(_chunk_result(finished, settings))
+        results.append(_chunk_result(_joined(finished, chunk), settings))
     return concat_results(results)
 
 
 def _checked(settings: _Settings, n_particles: int) -> _Settings:
-    for name in ("n_islands", "n_leapfrog", "n_moves"):
+    for name in ("n_islands", "n_leapfrog", "max_moves"):
         check_count(getattr(settings, name), name=name)
     if not 0 < settings.ess_target < 1:
         raise SettingError(f"ess_target={settings.ess_target} is a fraction of the particles, between 0 and 1.")
+    if not all(0 < t <= 1 for t in settings.keep):
+        raise SettingError(f"keep={settings.keep} holds temperatures of populations to return, above 0 and at most 1.")
     if settings.n_islands % 2:
         raise SettingError(f"n_islands={settings.n_islands} must be even: each half sets the metric of the other.")
     size, rest = divmod(check_count(n_particles, name="n_particles"), settings.n_islands)
@@ -189,7 +212,13 @@ def _checked(settings: _Settings, n_particles: int) -> _Settings:
 
 @dataclass
 class _Population:
-    """Particles, temperatures and counters of the unfinished observations. Shapes: counters, ``t, step (*batch)``."""
+    """Particles, temperatures and counters of the unfinished observations.
+
+    ``start`` and ``root`` are the positions and the metric before the moves at the present temperature, ``reached``
+    says whether they have been forgotten.
+
+    Shapes: ``start (N, *batch, d)``, ``root (2, *batch, d, d)``; ``t``, ``step``, ``reached``, counters ``(*batch)``.
+    """
 
     path: AnnealingPath
     index: Tensor
@@ -197,23 +226,50 @@ class _Population:
     log_w: Tensor
     t: Tensor
     step: Tensor
+    start: Tensor
+    root: Tensor
+    reached: Tensor
+    tempered: Tensor
     acceptance: Tensor
     n_moves: Tensor
+    n_temperatures: Tensor
+    n_decorrelated: Tensor
     n_nonfinite: Tensor
 
     def select(self, mask: Tensor) -> _Population:
         """The observations where `mask` is true."""
+        if bool(mask.all()):
+            return self
         index = mask.nonzero().squeeze(-1)
         state = PathState(*(a.index_select(self.t.dim(), index) for a in self.state))
-        fields = {name: getattr(self, name).index_select(-1, index) for name in _PER_OBSERVATION}
-        return _Population(self.path.select(index), state=state, **fields)
+        columns = {name: getattr(self, name).index_select(axis, index) for name, axis in _OBSERVATION_AXIS.items()}
+        return _Population(self.path.select(index), state=state, **columns)
 
     def without_weights(self) -> _Population:
         """The population with weights NaN."""
         return replace(self, log_w=torch.full_like(self.log_w, torch.nan))
 
 
-_PER_OBSERVATION = ("index", "log_w", "t", "step", "acceptance", "n_moves", "n_nonfinite")
+_OBSERVATION_AXIS = {
+    **dict.fromkeys(("index", "log_w", "t", "step", "reached", "acceptance"), -1),
+    **dict.fromkeys(("n_moves", "n_temperatures", "n_decorrelated", "n_nonfinite"), -1),
+    **dict.fromkeys(("start", "tempered"), -2),
+    "root": -3,
+}
+
+
+def _joined(populations: list[_Population], path: AnnealingPath) -> _Population:
+    """All observations of several populations, in the order of the path."""
+    if len(populations) == 1:
+        return populations[0]
+    order, batch_axis = torch.cat([p.index for p in populations]).argsort(), populations[0].t.dim()
+
+    def column(tensors: Iterable[Tensor], axis: int) -> Tensor:
+        return torch.cat(tuple(tensors), axis).index_select(axis, order)
+
+    states = zip(*(p.state for p in populations), strict=True)
+    columns = {name: column((getattr(p, name) for p in populations), axis) for name, axis in _OBSERVATION_AXIS.items()}
+    return _Population(path, state=PathState(*(column(tensors, batch_axis) for tensors in states)), **columns)
 
 
 def _start(path: AnnealingPath, n_particles: int, settings: _Settings, generator: Randomness) -> _Population:
@@ -222,9 +278,24 @@ def _start(path: AnnealingPath, n_particles: int, settings: _Settings, generator
     # not zero for stratified starts, whose draws are weighted by the realised shares
     log_w = state.log_q.double() - log_q.double()
     zero = torch.zeros_like(log_w[0])
-    index = torch.arange(path.x.shape[-2], device=z.device)
     count = torch.zeros_like(zero, dtype=torch.long)
-    return _Population(path, index, state, log_w, zero, zero + _longest_step(settings), zero, count, count)
+    return _Population(
+        path,
+        index=torch.arange(path.x.shape[-2], device=z.device),
+        state=state,
+        log_w=log_w,
+        t=zero,
+        step=zero + _longest_step(settings),
+        start=z,
+        root=z.new_zeros(2, *zero.shape, z.shape[-1], z.shape[-1]),
+        reached=torch.zeros_like(zero, dtype=torch.bool),
+        tempered=z.new_full((len(settings.keep), *z.shape), torch.nan),
+        acceptance=zero,
+        n_moves=count,
+        n_temperatures=count,
+        n_decorrelated=count,
+        n_nonfinite=count,
+    )
 
 
 def _longest_step(settings: _Settings) -> float:
@@ -239,13 +310,13 @@ def _reweight(population: _Population, settings: _Settings) -> None:
     p.log_w, p.t = p.log_w + p.state.log_increment(p.t, t), t
 
 
-def _failed(population: _Population, settings: _Settings, strict: bool) -> Tensor:
+def _failed(population: _Population, strict: bool) -> Tensor:
     """Observations without a usable weight or with too many temperatures; an error if `strict`. Shapes: ``-> (n,)``.
 
     An observation fails if it does so at any position of the other batch axes.
     """
     p = population
-    late = (p.n_moves >= _MAX_TEMPERATURES * settings.n_moves) & (p.t < 1)
+    late = (p.n_temperatures >= _MAX_TEMPERATURES) & (p.t < 1)
     if strict:
         check_log_weights(p.log_w)
     if strict and bool(late.any()):
@@ -261,19 +332,37 @@ def _any_axis(mask: Tensor) -> Tensor:
     return mask.reshape(mask.shape[:-1].numel(), mask.shape[-1]).any(0)
 
 
-def _move(population: _Population, settings: _Settings, source: Source) -> None:
-    """Resample and move every population at its temperature, and tune the step size."""
-    p = population
+def _move(population: _Population, settings: _Settings, source: Source) -> _Population:
+    """Resample every observation and move it at its temperature until it has decorrelated or used its moves."""
+    p, path, n_moves = population, population.path, 0
     if not p.index.numel():
-        return
-    root = _crossed_roots(p.state.z, p.log_w)
+        return p
+    p.root = _crossed_roots(p.state.z, p.log_w)
     _resample(p, settings, source)
-    for _ in range(settings.n_moves):
-        move = transition(p.path, p.state, p.t, p.step, n_leapfrog=settings.n_leapfrog, source=source, root=root)
-        p.state, p.n_moves = move.state, p.n_moves + 1
-        p.acceptance, p.n_nonfinite = p.acceptance + move.acceptance.mean(0), p.n_nonfinite + move.n_nonfinite
-        step = adapted(p.step, move.acceptance, target=_TARGET_ACCEPTANCE, gain=_GAIN)
-        p.step = step.clamp_max(_longest_step(settings))
+    p.start, p.reached = p.state.z, torch.zeros_like(p.reached)
+    stopped: list[_Population] = []
+    while p.index.numel():
+        _move_once(p, settings, source)
+        n_moves += 1
+        at_limit = n_moves >= torch.where(_any_axis(p.t < 1), settings.max_moves, 2 * settings.max_moves)
+        stop = at_limit | ~_any_axis(~p.reached)
+        if stop.any():
+            stopped.append(p.select(stop))
+            p = p.select(~stop)
+    p = _joined(stopped, path)
+    p.n_temperatures, p.n_decorrelated = p.n_temperatures + 1, p.n_decorrelated + p.reached
+    return p
+
+
+def _move_once(population: _Population, settings: _Settings, source: Source) -> None:
+    """Move every observation, tune its step size, and compare the particles with where they started."""
+    p = population
+    move = transition(p.path, p.state, p.t, p.step, n_leapfrog=settings.n_leapfrog, source=source, root=p.root)
+    p.state, p.n_moves = move.state, p.n_moves + 1
+    p.acceptance, p.n_nonfinite = p.acceptance + move.acceptance.mean(0), p.n_nonfinite + move.n_nonfinite
+    step = adapted(p.step, move.acceptance, target=_TARGET_ACCEPTANCE, gain=_GAIN)
+    p.step = step.clamp_max(_longest_step(settings))
+    p.reached = p.reached | (largest_correlation(p.state.z, p.start, p.root) < _DECORRELATED)
 
 
 def _crossed_roots(z: Tensor, log_w: Tensor) -> Tensor:
@@ -301,21 +390,28 @@ def _resample(population: _Population, settings: _Settings, source: Source) -> N
     p.log_w = torch.where(resampled, log_mean_exp(log_w), log_w).reshape(shape)
 
 
-def _chunk_result(finished: list[_Population], settings: _Settings) -> SMCResult:
-    """The result of a chunk, with observations in their original order."""
-    order = torch.cat([p.index for p in finished]).argsort()
+def _keep(population: _Population, settings: _Settings, source: Source) -> None:
+    """Store equally weighted particles of the observations that have just reached a temperature to keep."""
+    p = population
+    for i, t in enumerate(settings.keep):
+        reached = (p.t >= t) & p.tempered[i, 0, ..., 0].isnan()
+        if reached.any():
+            offset = torch.special.ndtr(source.normal(1, p.t.shape, 1, like=p.log_w))[0, ..., 0]
+            z = gathered(p.state.z, systematic(p.log_w, offset))
+            p.tempered[i] = torch.where(reached.unsqueeze(-1), z, p.tempered[i])
 
-    def column(name: str) -> Tensor:
-        return torch.cat([getattr(p, name) for p in finished], -1).index_select(-1, order)
 
-    z, log_w, n_moves = torch.cat([p.state.z for p in finished], -2), column("log_w"), column("n_moves")
+def _chunk_result(population: _Population, settings: _Settings) -> SMCResult:
+    p = population
     return SMCResult(
-        z=z.index_select(-2, order),
-        log_w=log_w,
-        acceptance=column("acceptance") / n_moves,
-        step_size=column("step"),
-        n_temperatures=n_moves // settings.n_moves,
-        n_nonfinite=column("n_nonfinite"),
-        n_gradients=log_w.shape[0] * (1 + n_moves * settings.n_leapfrog),
+        z=p.state.z,
+        log_w=p.log_w,
+        tempered=p.tempered,
+        acceptance=p.acceptance / p.n_moves,
+        decorrelated=p.n_decorrelated.to(p.acceptance) / p.n_temperatures,
+        step_size=p.step,
+        n_temperatures=p.n_temperatures,
+        n_nonfinite=p.n_nonfinite,
+        n_gradients=p.log_w.shape[0] * (1 + p.n_moves * settings.n_leapfrog),
         n_islands=settings.n_islands,
     )

@@ -106,3 +106,20 @@ def covariance_root(z: Tensor, log_w: Tensor) -> Tensor:
     diagonal = intensity * z.double().var(0) + torch.finfo(z.dtype).tiny
     shrunk = (1 - intensity.unsqueeze(-1)) * covariance + torch.diag_embed(diagonal)
     return torch.linalg.cholesky(shrunk).to(z.dtype)
+
+
+def largest_correlation(z: Tensor, start: Tensor, root: Tensor) -> Tensor:
+    """Largest absolute correlation over the particles between z and start, over the coordinates whitened by `root`.
+
+    With R roots, particle i has root i modulo R. The result is NaN where particles do not differ.
+
+    Shapes: ``(K, *batch, d), (K, *batch, d), (R, *batch, d, d) -> (*batch)``.
+    """
+
+    def whitened(particles: Tensor) -> Tensor:
+        centred = (particles - particles.mean(0)).reshape(-1, *root.shape[:-1]).movedim(0, -1)
+        return torch.linalg.solve_triangular(root, centred, upper=False)
+
+    a, b = whitened(z), whitened(start)
+    product, squares = (a * b).sum((0, -1)), a.square().sum((0, -1)) * b.square().sum((0, -1))
+    return (product / squares.sqrt()).abs().amax(-1)
