@@ -13,7 +13,7 @@ from vaerdict.proposals import Kernels
 from vaerdict.samplers import gathered, systematic
 
 _CHUNK = 2**23  # numbers held at a time
-_NEIGHBOURS = 8  # the nearest eighth of a population sets the shape of a kernel
+_NEIGHBOURS = 32  # the nearest 1/32 of a population sets the shape of a kernel
 _LEAST_VARIANCE = 1e-8  # of a kernel along any direction, relative to that of its population
 
 
@@ -33,7 +33,7 @@ def fit_kernels(populations: list[Population], *, df: float) -> Kernels:
     """Kernels centred at points of the populations, each as wide as its neighbourhood.
 
     Centres are resampled systematically in proportion to the weights. The scale matrix of a kernel is the second
-    moment about its centre of the nearest eighth of its population, at least 2 d points, shrunk towards the shape of
+    moment about its centre of the nearest 1/32 of its population, at least 2 d points, shrunk towards the shape of
     the whole.
     """
     loc, tril, log_share = [], [], []
@@ -56,7 +56,8 @@ def _local_roots(z: Tensor, log_w: Tensor, centres: Tensor) -> Tensor:
 
 
 def _roots(z: Tensor, log_w: Tensor, centres: Tensor, n_near: int) -> Tensor:
-    d, weight = z.shape[-1], log_normalise(log_w.double()).exp()
+    # every point counts a little, so that no direction is without extent where one weight dominates
+    d, weight = z.shape[-1], 0.95 * log_normalise(log_w.double()).exp() + 0.05 / len(z)
     centred = z - (weight.unsqueeze(-1) * z).sum(0)
     whole = torch.einsum("nmi,nmj->mij", weight.unsqueeze(-1) * centred, centred)
     diagonal = whole.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.double).tiny)
@@ -67,7 +68,7 @@ def _roots(z: Tensor, log_w: Tensor, centres: Tensor, n_near: int) -> Tensor:
     m, n_centres = near.shape[:2]
     index = near.reshape(m, -1, 1)
     points = flat.gather(1, index.expand(-1, -1, d)).reshape(m, n_centres, n_near, d)
-    shares = weight.mT.gather(1, index[..., 0]).reshape(m, n_centres, n_near) + 0.1 / len(z)
+    shares = weight.mT.gather(1, index[..., 0]).reshape(m, n_centres, n_near)
     shares = shares / shares.sum(-1, keepdim=True)
     delta = points - flat_centres.unsqueeze(2)
     moment = torch.einsum("mjni,mjnk->mjik", shares.unsqueeze(-1) * delta, delta)

@@ -44,15 +44,16 @@ from vaerdict.core import (
 from vaerdict.diagnostics import FEW_HITS, MAX_KHAT, Verdict, khat_threshold
 from vaerdict.inference.adaptation import Population, fit_kernels
 from vaerdict.inference.assess import Assessment, Query, Weighted, importance_weights
-from vaerdict.inference.search import Modes, Scope, find_modes
+from vaerdict.inference.search import ModeSearch, Scope
 from vaerdict.noise import Randomness, Sobol, as_source, seeded
 from vaerdict.proposals import Kernels, Mixture, Prior
 from vaerdict.refinement import location
-from vaerdict.samplers import smc
+from vaerdict.samplers import gathered, smc, systematic
 
 REFINED, TILTED, ADAPTED = STAGES = ("REFINED", "TILTED", "ADAPTED")
 
-MAX_GROWTH = 16
+_SIZES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)  # numbers of draws, relative to the number asked for
+MAX_GROWTH = _SIZES[-1]
 """The number of draws of an answer is at most this many times the number asked for."""
 
 _MIN_DRAWS = 64
@@ -60,7 +61,6 @@ _LEAST_ESS = {REFINED: 0.3, TILTED: 0.1, ADAPTED: 0.1}  # share of the draws; le
 _MISSING_EVIDENCE = 0.02  # nats of evidence, hence a share of the posterior, that may be missing
 _EVIDENCE_ERRORS, _EVIDENCE_SLACK = 3.0, 0.05  # by which two estimates of the evidence may differ
 _AGREEMENT = 4.0  # standard errors by which planned and fresh draws may differ
-_MAX_ALONE = 0.2  # share of mode searches that may end alone
 _SAFETY = 1.15  # more draws than the pilot asks for, because its error is itself uncertain
 _REPLICATES = 16  # independent randomisations of a Sobol net
 _PER_REPLICATE = 24  # draws of a replicate that reach every component of a mixture
@@ -68,7 +68,9 @@ _BLOCK = 2**24  # numbers of particles held at a time
 _WIDE, _WIDE_DF = 3.0, 2.0  # scale and degrees of freedom of the defensive kernels
 _KERNEL_DF = 5.0
 _PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
-_EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 1
+_EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 4
+_BROAD = 2.5
+_REPEATED_SEARCHES = 8  # searches from draws of large weight
 _LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 50 * _PARTICLES + 2 * n}
 _NOT_TRIED = "no stage was tried"
 
@@ -217,24 +219,23 @@ class _EscalationState:
         self.proposals = {name: q for name, q in self.proposals.items() if name != "PRIOR"}  # stages add the prior
         self.sobol = isinstance(as_source(self.generator), Sobol)
         m, double = self.x.shape[0], torch.float64
-        starts = [self._start()]
-        self.modes: Modes = find_modes(self.model, self.x, starts, generator=self.generator)
+        self.search = ModeSearch(self.model, self.x, self._start(), generator=self.generator)
         self.record = Escalation(
             stage=[""] * m,
             reason=[_NOT_TRIED] * m,
             verdict=torch.full((m,), int(Verdict.REFUSE)),
-            cost=self.modes.cost.double(),
+            cost=self.search.cost.clone(),
             value=torch.empty(0),
             mcse=torch.empty(0),
             khat=torch.full((m,), torch.nan, dtype=double),
             ess=torch.zeros(m, dtype=double),
             inside=torch.full((m,), torch.inf, dtype=double),
             draws=torch.zeros(m, dtype=torch.long),
-            scope=self.modes.scope,
+            scope=self.search.scope,
             latent_log_w=torch.full((m,), torch.nan, dtype=double),
         )
         self.ratio = torch.full((m,), torch.inf, dtype=double)
-        self.accepted, self.complete, self.tilt = (torch.zeros(m, dtype=torch.bool) for _ in range(3))
+        self.accepted, self.complete, self.even, self.tilt = (torch.zeros(m, dtype=torch.bool) for _ in range(4))
         self.group_of = torch.full((m,), -1)
         self.floor, self.smc_evidence, self.smc_error = (torch.full((m,), -torch.inf, dtype=double) for _ in range(3))
 
@@ -260,7 +261,20 @@ class _EscalationState:
         return rows[covered]
 
     def _refined(self, rows: Tensor) -> None:
+        """Local proposals at the modes; where their weights are uneven, modes are searched from the largest ones too."""
         self._sample(REFINED, rows, self._mixture(rows))
+        rows = rows[~self.even[rows]]
+        if not len(rows):
+            return
+        draws = self._draw(rows, self._mixture(rows), self.n)
+        rows, draws, _ = self._usable(REFINED, rows, draws, self._mixture(rows))
+        centre = torch.full_like(draws.log_w[0], 0.5, dtype=torch.float64)
+        starts = gathered(draws.z, systematic(draws.log_w.double(), centre, _REPEATED_SEARCHES))
+        before = self.search.cost.clone()
+        gained = rows[self.search.extend(rows, starts)]
+        self.record.cost += self.search.cost - before
+        if len(gained):
+            self._sample(REFINED, gained, self._mixture(gained))
 
     def _tilted(self, rows: Tensor) -> None:
         """Kernels where the query differs from its mean, found by draws from wider and wider local proposals."""
@@ -275,7 +289,7 @@ class _EscalationState:
             if not len(rows):
                 return
             kernels = fit_kernels([Population(draws.z, log_tilt, 32, 1.0)], df=_KERNEL_DF)
-            q = self._mixture(rows, {TILTED: kernels})
+            q = self._mixture(rows, {TILTED: kernels}, {TILTED: 0.5})
             draws = draws.joined(self._draw(rows, q, self.n))
         self._sample(TILTED, rows, q)
 
@@ -300,27 +314,45 @@ class _EscalationState:
         self.smc_evidence[rows] = result.log_evidence[reached].double().cpu()
         self.smc_error[rows] = result.standard_error[reached].double().cpu()
         particles = Weighted(z, log_w, torch.zeros(len(z), dtype=torch.long), None)
-        populations = [Population(z, log_w, 96, 0.5), Population(z, self._tilt_weights(particles), 32, 0.2)]
+        populations = [Population(z, log_w, 96, 0.5), Population(z, self._query_weights(particles), 32, 0.2)]
         populations += [Population(t[:, reached], torch.zeros_like(log_w), 32, 0.15) for t in result.tempered]
-        q = self._mixture(rows, {ADAPTED: fit_kernels(populations, df=_KERNEL_DF)})
+        q = self._kernel_mixture(rows, populations)
+        draws: Weighted | None = None
         for _ in range(_REFITS):
-            draws = self._draw(rows, q, self.n)
+            new = self._draw(rows, q, self.n)
+            draws = new if draws is None else draws.joined(new)
             rows, draws, _ = self._usable(ADAPTED, rows, draws, q)
             if not len(rows):
                 return
             populations = [
                 Population(draws.z, draws.log_w, 128, 0.6),
-                Population(draws.z, 0.5 * draws.log_w, 32, 0.2),
-                Population(draws.z, self._tilt_weights(draws), 32, 0.2),
+                Population(draws.z, 0.5 * draws.log_w, 64, 0.2),
+                Population(draws.z, self._query_weights(draws), 64, 0.2),
             ]
-            q = self._mixture(rows, {ADAPTED: fit_kernels(populations, df=_KERNEL_DF)})
+            q = self._kernel_mixture(rows, populations)
         self._sample(ADAPTED, rows, q)
+
+    def _kernel_mixture(self, rows: Tensor, populations: list[Population]) -> Mixture:
+        kernels = fit_kernels(populations, df=_KERNEL_DF)
+        return self._mixture(
+            rows, {ADAPTED: kernels, "BROAD": kernels.scaled(_BROAD, _WIDE_DF)}, {ADAPTED: 0.6, "BROAD": 0.15}
+        )
+
+    def _query_weights(self, draws: Weighted) -> Tensor:
+        """`_tilt_weights`, or the weights themselves where the query is the same at all draws."""
+        log_tilt = self._tilt_weights(draws)
+        return torch.where(log_tilt.isneginf().all(0), draws.log_w.double(), log_tilt)
 
     # --------------------------------------------------------------------------------------------- proposals
     def _local(self, rows: Tensor) -> Kernels:
-        return self.modes.kernels.select(rows.to(self.x.device))
+        return self.search.kernels.select(rows.to(self.x.device))
 
-    def _mixture(self, rows: Tensor, kernels: Mapping[str, Kernels] | None = None) -> Mixture:
+    def _mixture(
+        self,
+        rows: Tensor,
+        kernels: Mapping[str, Kernels] | None = None,
+        kernel_shares: Mapping[str, float] | None = None,
+    ) -> Mixture:
         """The local proposals and the given ones, if any after the kernels of a stage, with wide defensive ones."""
         local, given = self._local(rows), self._restricted_proposals(rows)
         shares = {REFINED: 0.8, "WIDE": 0.1, "PRIOR": 0.1}
@@ -332,8 +364,9 @@ class _EscalationState:
         if given:
             shares[REFINED] -= 0.2
             shares |= dict.fromkeys(given, 0.2 / len(given))
-        if kernels:
-            shares = {name: 0.5 * share for name, share in shares.items()} | dict.fromkeys(kernels, 0.5)
+        if kernels and kernel_shares:
+            rest = 1 - sum(kernel_shares.values())
+            shares = {name: rest * share for name, share in shares.items()} | dict(kernel_shares)
         return Mixture({**components, **given, **(kernels or {})}, shares)
 
     def _tilt_weights(self, draws: Weighted) -> Tensor:
@@ -434,16 +467,17 @@ class _EscalationState:
             promising = result.sound & result.complete & result.agrees & ~result.accepted
         else:  # a pilot is too small to be sound
             promising = ~(answer.khat > MAX_KHAT) & (answer.ess >= 0.7 * least_ess) & result.complete
-        needed = _SAFETY * n * result.ratio.square()
-        doublings = (needed.clamp(2 * n if n_fresh else self.n, torch.inf) / self.n).log2().ceil()
-        total = self.n * 2 ** doublings.clamp_max(1 + math.log2(MAX_GROWTH))
+        # hits of a rare event must first become enough: their error falls as 1/n
+        power = torch.where(answer.inside < FEW_HITS, 1.0, 2.0)
+        needed = (_SAFETY * n / self.n * result.ratio**power).clamp_min(1.5 * n / self.n if n_fresh else 1.0)
+        sizes = torch.tensor(_SIZES).double()
+        total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
+        # where the pilot asks for a little more than is allowed, the rest of the draws will tell
+        promising &= needed <= (sizes[-1] if n_fresh else 2 * sizes[-1])
+        total = (self.n * total).long()
         if self.budget is not None:
             promising &= self.record.cost[rows] + total - n <= self.budget
-        # where the pilot asks for a little more than is allowed, the rest of the draws will tell
-        total = torch.where(
-            (total > MAX_GROWTH * self.n) & (needed < 2 * MAX_GROWTH * self.n), MAX_GROWTH * self.n, total
-        )
-        return torch.where(promising & (total <= MAX_GROWTH * self.n) & (total > n), total, 0).long()
+        return torch.where(promising & (total > n), total, 0)
 
     # ---------------------------------------------------------------------------------------------- recording
     def _record(self, stage: str, rows: Tensor, q: Mixture, draws: Weighted, result: _Result) -> None:
@@ -451,11 +485,12 @@ class _EscalationState:
         answer, accepted = result.answer, result.accepted
         query_alone = (answer.weight_khat <= MAX_KHAT) & (answer.ess >= _LEAST_ESS[stage] * len(draws.z))
         if stage == REFINED:
+            self.even[rows] = query_alone
             self.tilt[rows] = query_alone & ((answer.inside < FEW_HITS) | ~accepted)
         comparable = self.complete[rows] == result.complete
         smaller = torch.where(comparable, result.ratio < self.ratio[rows], result.complete)
         better = accepted | (~self.accepted[rows] & (smaller | self.ratio[rows].isinf()))
-        scope_ok = self.record.scope.alone[rows] <= _MAX_ALONE
+        scope_ok = self.record.scope.sufficient[rows]
         for j, i in enumerate(rows.tolist()):
             if better[j]:
                 self.record.stage[i], self.record.reason[i] = stage, self._reason(stage, result, j, len(draws.z), i)

@@ -19,82 +19,167 @@ from vaerdict.proposals import Kernels, Prior
 from vaerdict.refinement import refine
 from vaerdict.samplers import PathState, gathered, next_temperature, systematic
 
-RANDOM_STARTS = 16
-GUIDED_STARTS = 8
-_CANDIDATES = 256  # draws of the prior from which the guided starts are chosen
+MAX_ALONE = 0.1
+"""Largest share of searches, and of posterior mass, that may be at modes found only once."""
+
+_ROUNDS = (16, 32, 64)  # searches from random draws of the prior; later rounds only where there are several modes
+_CANDIDATES = 16  # per random start: draws of the prior from which half as many guided starts are chosen
 _DF, _INFLATE = 10.0, 1.1
 _LEAST_CURVATURE = 0.04  # relative to the prior's: a posterior five times as wide is believed
 _LEAST_MASS = 0.01  # share of the posterior by its curvature above which a mode matters
-_REPEATED = 0.01  # squared distance in standard deviations within which two kernels are the same
 _NEGLIGIBLE = 1e-4  # share below which a mode gets no more draws than its mass asks for
-_CHUNK = 2**24  # numbers held at a time
-_SAME_MODE = 9.0  # squared distance in standard deviations, either's, within which two searches ended at one mode
+_SAME_MODE = 9.0  # squared distance in standard deviations, of both, within which two searches ended at one mode
+_REPEATED = 0.01  # squared distance within which two kernels are the same
+_CHUNK = 2**23  # numbers held at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
     """What was searched before an answer was given, one entry per observation.
 
-    ``modes`` is the number of modes found that hold a hundredth of the posterior or more, ``alone`` the share of
-    searches that ended at such a mode as the only one. By Good and Turing, the latter estimates the probability that
-    one more search would find yet another mode. ``basin`` is the largest share of the prior from which a missed mode
-    may be reached: had it been larger, one of the searches would have found the mode with probability 95 %.
+    ``modes`` is the number of modes found that hold a hundredth of the posterior or more by their curvature. ``alone``
+    is the share of searches that ended at such a mode as the only one: by Good and Turing, it estimates the probability
+    that one more search would find yet another mode. ``mass_alone`` is the share of the posterior in these modes.
+    ``basin`` is the largest share of the prior from which a missed mode may be reached: had it been larger, one of the
+    searches from random draws of the prior would have found the mode with probability 95 %.
 
-    Shapes: ``modes, alone (n_obs,)``.
+    Shapes: all ``(n_obs,)``.
     """
 
     modes: Tensor
+    searches: Tensor
     alone: Tensor
-    searches: int
-    basin: float
+    mass_alone: Tensor
+    basin: Tensor
+
+    @property
+    def sufficient(self) -> Tensor:
+        """Whether few searches ended alone, at modes of little mass. Shapes: ``-> (n_obs,)``."""
+        return (self.alone <= MAX_ALONE) & (self.mass_alone <= MAX_ALONE)
 
     def sentence(self, i: int) -> str:
         """The scope of observation i in words."""
-        modes, alone = int(self.modes[i]), round(float(self.alone[i]) * self.searches)
+        modes, searches = int(self.modes[i]), int(self.searches[i])
+        alone = round(float(self.alone[i]) * searches)
         return (
-            f"{modes} mode{'s' if modes > 1 else ''} found by {self.searches} searches, {alone} of which ended alone; "
-            f"a mode reached from less than {self.basin:.0%} of the prior may be missing"
+            f"{modes} mode{'s' if modes != 1 else ''} found by {searches} searches, {alone} of which ended alone; a "
+            f"mode reached from less than {self.basin[i]:.0%} of the prior may be missing"
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Modes:
-    """Local proposals where searches ended, their scope and their cost in gradients, ``cost (m,)``."""
+class ModeSearch:
+    """Searches of the modes of every posterior of a batch, and local proposals where they ended.
 
-    kernels: Kernels
-    scope: Scope
-    cost: Tensor
+    Sixteen searches start from draws of the prior and one from a given point. Eight more start from draws of the prior
+    chosen among 256 in proportion to a power of the likelihood, the largest that keeps eight effective ones: they begin
+    where the posterior is. Where more than one mode was found, a second round searches twice as often, and if that
+    finds yet another mode, a third.
 
-
-def find_modes(model: Model, x: Tensor, starts: list[Tensor], *, generator: Randomness) -> Modes:
-    """Search modes uphill of draws from the prior and of given starts.
-
-    Sixteen starts are draws of the prior. Eight more are chosen among 256 draws of the prior in proportion to a power
-    of the likelihood, the largest that keeps an effective size of eight: they begin where the posterior is.
-
-    Shapes: ``x (m, p)``, ``starts (m, d)`` each.
+    Shapes: ``x (m, p)``, ``start (m, d)``; ``cost (m,)`` counts evaluations and gradients.
     """
-    z, log_w = importance_weights(model, x, Prior(model.prior), _CANDIDATES, strict=False, generator=generator)
-    guided = _guided(z, log_w, GUIDED_STARTS)
-    start = torch.cat([z[:RANDOM_STARTS], guided, *(s.unsqueeze(0) for s in starts)])
-    end = refine(
-        model,
-        x.expand(len(start), *x.shape),
-        torch.where(start.isfinite(), start, 0),
-        axis=1,
-        df=_DF,
-        inflate=_INFLATE,
-        least_curvature=_LEAST_CURVATURE,
-    )
-    loc, tril = end.distribution.loc, end.distribution.root[0]
-    same = _same_mode(loc.double(), tril.double())
-    volume = tril.double().diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    mass = _normalised(end.log_joint + volume - same.sum(0).log())
-    return Modes(
-        _merged(loc, tril, _shares(mass, same)),
-        _scope(mass, same, len(start)),
-        end.n_gradients.sum(0).cpu() + _CANDIDATES,
-    )
+
+    def __init__(self, model: Model, x: Tensor, start: Tensor, *, generator: Randomness) -> None:
+        self.model, self.x, self.generator = model, x, generator
+        m, d = start.shape
+        self.cost = torch.zeros(m, dtype=torch.float64)
+        self.kernels = Kernels(start.new_zeros(0, m, d), start.new_zeros(0, m, d, d), start.new_zeros(0, m), _DF)
+        # where searches ended: slots are filled for the observations of a round, with a value of -inf elsewhere
+        self._loc, self._tril, self._value = self.kernels.loc, self.kernels.tril, self.kernels.log_share.double()
+        whole, real = torch.zeros(m, dtype=torch.long), torch.zeros(m, dtype=torch.float64)
+        self.scope = Scope(whole, whole.clone(), real, real.clone(), real.clone())
+        self._random = whole.clone()
+        rows, extra = torch.arange(m), [start.unsqueeze(0)]
+        for number, n in enumerate(_ROUNDS):
+            new = self.extend(rows, torch.cat([*self._starts(rows, n), *extra]))
+            self._random[rows] += n
+            self.scope.basin[rows] = 1 - 0.05 ** (1 / self._random[rows].double())
+            rows, extra = rows[new if number else self.scope.modes[rows] > 1], []
+            if not len(rows):
+                break
+
+    def _starts(self, rows: Tensor, n: int) -> list[Tensor]:
+        """Random and guided starts. Shapes: ``-> (n, m, d), (n / 2, m, d)``."""
+        k = _CANDIDATES * n
+        prior = Prior(self.model.prior)
+        z, log_lik = importance_weights(self.model, self.x[rows], prior, k, strict=False, generator=self.generator)
+        self.cost[rows] += k
+        return [z[:n], _guided(z, log_lik, n // 2)]
+
+    def extend(self, rows: Tensor, starts: Tensor) -> Tensor:
+        """Search from more starts and return which observations have a mode that no earlier search had found.
+
+        Shapes: ``rows (r,), starts (S, r, d) -> (r,)``.
+        """
+        x = self.x[rows]
+        end = refine(
+            self.model,
+            x.expand(len(starts), *x.shape),
+            torch.where(starts.isfinite(), starts, 0),
+            axis=1,
+            df=_DF,
+            inflate=_INFLATE,
+            least_curvature=_LEAST_CURVATURE,
+        )
+        self.cost[rows] += end.n_gradients.sum(0).cpu()
+        self.scope.searches[rows] += len(starts)
+        n_before, index = len(self._loc), rows.to(self._loc.device)
+        loc, tril = end.distribution.loc, end.distribution.root[0]
+        self._loc, self._tril, self._value = (
+            _appended(old, new, index, fill)
+            for old, new, fill in (
+                (self._loc, loc, 0.0),
+                (self._tril, tril, 0.0),
+                (self._value, end.log_joint.double(), -torch.inf),
+            )
+        )
+        size = max(1, _CHUNK // (len(self._loc) ** 2 * loc.shape[-1]))
+        new = [self._summarise(part, n_before) for part in rows.split(size)]
+        return torch.cat(new)
+
+    def _summarise(self, rows: Tensor, n_before: int) -> Tensor:
+        """Kernels and scope of some observations from all their searches, and whether those since `n_before` gained."""
+        index = rows.to(self._loc.device)
+        loc, tril, value = self._loc[:, index], self._tril[:, index], self._value[:, index]
+        usable = value.isfinite()
+        tril = torch.where(usable[..., None, None], tril, torch.eye(loc.shape[-1]).to(tril))
+        same = _same_mode(loc.double(), tril.double(), usable)
+        size = same.sum(0)
+        volume = tril.double().diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_mass = _normalised(value + volume - size.log())
+        mass = torch.einsum("ijm,jm->im", same, log_mass.exp())  # of the mode at which each search ended
+        matters = usable & (mass >= _LEAST_MASS)
+        alone = matters & (size == 1)
+        scope = self.scope
+        scope.modes[rows] = torch.where(matters, 1 / size, 0).sum(0).round().long().cpu()
+        scope.alone[rows] = alone.sum(0).cpu() / scope.searches[rows].double()
+        scope.mass_alone[rows] = torch.where(alone, mass, 0).sum(0).cpu()
+        equal = torch.where(usable & (mass > _NEGLIGIBLE), 1 / size, 0)
+        equal = torch.where(equal.sum(0) > 0, equal, 1.0)
+        self._store(index, _merged(loc, tril, 0.5 * log_mass.exp() + 0.5 * equal / equal.sum(0)))
+        known = same[:, :n_before].sum(1) > 0
+        return (matters & ~known).any(0).cpu()
+
+    def _store(self, index: Tensor, new: Kernels) -> None:
+        """Replace the kernels of some observations; kernels that an observation does not have get no share."""
+        missing = len(new.loc) - len(self.kernels.loc)
+        if missing > 0:
+            nobody = index[:0]
+            self.kernels = Kernels(
+                _appended(self.kernels.loc, new.loc[:missing, nobody], nobody, 0.0),
+                _appended(self.kernels.tril, new.tril[:missing, nobody], nobody, 1.0).tril(),
+                _appended(self.kernels.log_share, new.log_share[:missing, nobody], nobody, -torch.inf),
+                _DF,
+            )
+        n, kernels = len(new.loc), self.kernels
+        kernels.log_share[:, index] = -torch.inf
+        kernels.loc[:n, index], kernels.tril[:n, index], kernels.log_share[:n, index] = new.loc, new.tril, new.log_share
+
+
+def _appended(old: Tensor, new: Tensor, index: Tensor, fill: float) -> Tensor:
+    """`old` with slots appended that are filled at `index`. Shapes: ``(S, m, ...), (T, r, ...) -> (S + T, m, ...)``."""
+    slots = old.new_full((len(new), *old.shape[1:]), fill)
+    slots[:, index] = new.to(slots)
+    return torch.cat([old, slots])
 
 
 def _guided(z: Tensor, log_lik: Tensor, n: int) -> Tensor:
@@ -107,21 +192,19 @@ def _guided(z: Tensor, log_lik: Tensor, n: int) -> Tensor:
     return gathered(z, systematic(state.log_increment(nothing[0], power), nothing[0] + 0.5, n))
 
 
-def _same_mode(loc: Tensor, tril: Tensor) -> Tensor:
+def _same_mode(loc: Tensor, tril: Tensor, usable: Tensor) -> Tensor:
     """Which searches ended at the same mode: near each other by the curvature at both, or linked by others that are.
 
-    Shapes: ``loc (S, m, d), tril (S, m, d, d) -> (S, S, m)`` of zeros and ones.
+    Shapes: ``loc (S, m, d), tril (S, m, d, d), usable (S, m) -> (S, S, m)`` of zeros and ones.
     """
-    n, m, d = loc.shape
-    parts = []
-    for rows in torch.arange(m, device=loc.device).split(max(1, _CHUNK // (n * n * d))):
-        delta = (loc[:, None, rows] - loc[None, :, rows]).movedim(0, -1)  # (S, rows, d, S)
-        square = torch.linalg.solve_triangular(tril[:, rows], delta, upper=False).square().sum(-2).movedim(-1, 1)
-        linked = (torch.maximum(square, square.transpose(0, 1)) < _SAME_MODE).double().movedim(-1, 0)
-        for _ in range(math.ceil(math.log2(n))):
-            linked = (linked @ linked > 0).double()
-        parts.append(linked.movedim(0, -1))
-    return torch.cat(parts, -1)
+    delta = (loc[:, None] - loc[None]).movedim(0, -1)  # (S, m, d, S)
+    square = torch.linalg.solve_triangular(tril, delta, upper=False).square().sum(-2).movedim(-1, 1)
+    near = torch.maximum(square, square.transpose(0, 1)) < _SAME_MODE
+    linked = (near & usable[:, None] & usable[None]).double().movedim(-1, 0)
+    linked = linked.maximum(torch.eye(len(loc)).to(linked))
+    for _ in range(math.ceil(math.log2(len(loc)))):
+        linked = (linked @ linked > 0).double()
+    return linked.movedim(0, -1)
 
 
 def _normalised(log_mass: Tensor) -> Tensor:
@@ -130,38 +213,17 @@ def _normalised(log_mass: Tensor) -> Tensor:
     return log_normalise(torch.where(log_mass.isneginf().all(0), 0.0, log_mass))
 
 
-def _shares(log_mass: Tensor, same: Tensor) -> Tensor:
-    """Log-share of each kernel: half by the mass of its mode, half the same for every mode that is not negligible."""
-    per_mode = _mode_mass(log_mass, same)
-    equal = torch.where(per_mode > _NEGLIGIBLE, 1 / same.sum(0), 0)
-    return (0.5 * log_mass.exp() + 0.5 * equal / equal.sum(0)).log()
-
-
-def _merged(loc: Tensor, tril: Tensor, log_share: Tensor) -> Kernels:
+def _merged(loc: Tensor, tril: Tensor, share: Tensor) -> Kernels:
     """Kernels without those that repeat an earlier one; as many as the observation with the most has.
 
     Shapes: ``(S, m, d), (S, m, d, d), (S, m)``.
     """
-    delta = (loc.unsqueeze(1) - loc).double()
-    scale = tril.double().diagonal(dim1=-2, dim2=-1)
-    repeats = ((delta / scale).square().sum(-1) < _REPEATED) & ((scale / scale.unsqueeze(1)).log().abs() < 0.1).all(-1)
+    d, scale = loc.shape[-1], tril.double().diagonal(dim1=-2, dim2=-1)
+    distance = ((loc.unsqueeze(1) - loc).double() / scale).square().sum(-1)
+    repeats = (distance < _REPEATED) & ((scale / scale.unsqueeze(1)).log().abs() < 0.1).all(-1)
     first = repeats.double().argmax(1)  # of every kernel, the first that it repeats
-    share = torch.zeros_like(log_share).scatter_add_(0, first, log_share.exp())
+    share = torch.zeros_like(share).scatter_add_(0, first, share)
     order = share.argsort(0, descending=True)[: int((share > 0).sum(0).max())]
-    d = loc.shape[-1]
-    loc, tril = loc.gather(0, order.unsqueeze(-1).expand(*order.shape, d)), tril.gather(
-        0, order[..., None, None].expand(*order.shape, d, d)
-    )
+    loc = loc.gather(0, order.unsqueeze(-1).expand(*order.shape, d))
+    tril = tril.gather(0, order[..., None, None].expand(*order.shape, d, d))
     return Kernels(loc, tril, share.gather(0, order).log().to(loc.dtype), _DF)
-
-
-def _scope(log_mass: Tensor, same: Tensor, n: int) -> Scope:
-    matters, size = _mode_mass(log_mass, same) >= _LEAST_MASS, same.sum(0)
-    modes = torch.where(matters, 1 / size, 0).sum(0).round().long()
-    alone = (matters & (size == 1)).double().mean(0)
-    return Scope(modes.cpu(), alone.cpu(), n, 1 - 0.05 ** (1 / RANDOM_STARTS))
-
-
-def _mode_mass(log_mass: Tensor, same: Tensor) -> Tensor:
-    """Share of the mode at which each search ended, by curvature. Shapes: ``(S, m) -> (S, m)``."""
-    return torch.einsum("ijm,jm->im", same, log_mass.exp())

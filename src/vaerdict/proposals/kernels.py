@@ -63,9 +63,7 @@ class Kernels:
     def select(self, index: Tensor) -> Kernels:
         """The kernels of the observations at `index` of the last batch axis."""
         axis = self.log_share.dim() - 1
-        loc, tril, log_share = (
-            t.index_select(axis, index.to(t.device)) for t in (self.loc, self.tril, self.log_share)
-        )
+        loc, tril, log_share = (t.index_select(axis, index.to(t.device)) for t in (self.loc, self.tril, self.log_share))
         return Kernels(loc, tril, log_share, self.df)
 
     def scaled(self, factor: float, df: float) -> Kernels:
