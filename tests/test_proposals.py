@@ -224,6 +224,21 @@ def test_priors_of_torch_are_drawn_from_the_generator(prior, x):
     assert not torch.equal(first, Prior(prior).draw(x, 3, generator=seeded(1)).z)
 
 
+@pytest.mark.parametrize("validate", [True, False])
+def test_the_prior_is_zero_outside_its_support(validate):
+    low, high = torch.tensor([0.0, -1.0]), torch.tensor([2.0, 1.0])
+    box = td.Uniform(low, high, validate_args=validate)
+    z = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 3.0]]).unsqueeze(1).requires_grad_()
+    expected = torch.tensor([[-math.log(4)], [-torch.inf], [-torch.inf]])
+    for prior in (box, td.Independent(box, 1, validate_args=validate)):
+        torch.testing.assert_close(Prior(prior).log_prob(z, torch.zeros(1, 1)), expected)
+    # without validation torch's density of a negative number is finite
+    exponential = Prior(td.Independent(td.Exponential(torch.ones(2), validate), 1, validate))
+    log_p = exponential.log_prob(z, torch.zeros(1, 1))
+    torch.testing.assert_close(log_p, torch.tensor([[-1.0], [-torch.inf], [-4.0]]))
+    assert torch.autograd.grad(log_p[[0, 2]].sum(), z)[0][:, 0].tolist() == [[-1, -1], [0, 0], [-1, -1]]
+
+
 TORCH_PRIORS = {
     "normal": td.Normal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0])),
     "uniform": td.Independent(td.Uniform(torch.tensor([10.0, -1.0]), torch.tensor([11.0, 4.0])), 1),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vaerdict import core
 from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents, restricted
-from vaerdict.distributions import StandardNormal
+from vaerdict.distributions import constrained_support, in_support
 from vaerdict.noise import Iid, Randomness, Sobol, as_source, global_state_from
 
 
@@ -25,17 +25,27 @@ class Prior:
                 "Independent(Normal(torch.zeros(1), torch.ones(1)), 1)."
             )
         self.prior = prior
+        self.support = constrained_support(prior)
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k latents for each observation; the values of x are ignored."""
         check_count(k)
-        if isinstance(self.prior, StandardNormal):
+        if isinstance(self.prior, Proposal):
             return self.prior.draw(x, k, generator=generator)
         z = core.map_latent(lambda t: t.to(x.device), _sample(self.prior, (k, *x.shape[:-1]), generator))
         return Draws(z, self.log_prob(z, x))
 
     def log_prob(self, z: Latent, x: Tensor) -> Tensor:
-        """Log p(z). Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        """Log p(z), minus infinity outside the support. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        if self.support is None:
+            return self._log_density(z)
+        inside = in_support(self.support, z)
+        if bool(inside.all()):
+            return self._log_density(z)
+        log_p = self._log_density(z[inside])  # a torch distribution raises for values outside its support
+        return log_p.new_full(inside.shape, -torch.inf).masked_scatter(inside, log_p)
+
+    def _log_density(self, z: Latent) -> Tensor:
         log_p = self.prior.log_prob(z)
         event_dims = len(self.prior.event_shape)
         # Normal(zeros(d), ones(d)) gives one number per coordinate, which stands for independent coordinates
