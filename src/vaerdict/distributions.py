@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+import torch.distributions as td
 from torch import Tensor
+from torch.distributions import constraints
 
 from vaerdict.core import Draws, SettingError, ShapeError, check_count, floating, per_member
 from vaerdict.noise import Randomness, Source, as_source
@@ -239,3 +241,27 @@ class StandardNormal:
     ) -> Tensor:
         """Draw latents of shape ``(*sample_shape, d)``."""
         return torch.randn(*sample_shape, self.d, generator=generator)
+
+
+# -------------------------------------------------------------------------------------------------------- supports
+def constrained_support(prior: object) -> constraints.Constraint | None:
+    """The support of a torch distribution that is continuous and smaller than R^d; None for every other prior."""
+    try:
+        support = prior.support if isinstance(prior, td.Distribution) else None
+    except NotImplementedError:
+        return None
+    return None if support is None or support.is_discrete or _is_real(support) else support
+
+
+def _is_real(support: constraints.Constraint) -> bool:
+    if isinstance(support, constraints.independent):
+        return _is_real(support.base_constraint)
+    if isinstance(support, (constraints.cat, constraints.stack)):
+        return all(_is_real(part) for part in support.cseq)
+    return isinstance(support, type(constraints.real))
+
+
+def in_support(support: constraints.Constraint, z: Tensor) -> Tensor:
+    """Whether all coordinates of a latent satisfy a constraint. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+    inside = support.check(z)
+    return inside.all(-1) if inside.dim() == z.dim() else inside

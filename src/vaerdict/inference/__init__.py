@@ -11,6 +11,7 @@ from vaerdict.inference.class_probabilities import (
 from vaerdict.inference.escalation import Escalation
 from vaerdict.inference.posterior import Answer, Decision, Posterior, expect, posterior
 from vaerdict.inference.three_steps import ModelScore, ThreeStep
+from vaerdict.inference.unconstrained import Unconstrained, unconstrained
 
 __all__ = [
     "Answer",
@@ -20,6 +21,7 @@ __all__ = [
     "ModelScore",
     "Posterior",
     "ThreeStep",
+    "Unconstrained",
     "amortised",
     "class_posterior",
     "class_weights",
@@ -27,4 +29,5 @@ __all__ = [
     "plugin_classes",
     "posterior",
     "refined",
+    "unconstrained",
 ]

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributions as td
 from torch import Tensor
 
 from vaerdict import core
 from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents, restricted
-from vaerdict.distributions import StandardNormal
-from vaerdict.noise import Iid, Randomness, as_source, global_state_from
+from vaerdict.distributions import constrained_support, in_support
+from vaerdict.noise import Iid, Randomness, Sobol, as_source, global_state_from
 
 
 class Prior:
@@ -24,17 +25,27 @@ class Prior:
                 "Independent(Normal(torch.zeros(1), torch.ones(1)), 1)."
             )
         self.prior = prior
+        self.support = constrained_support(prior)
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k latents for each observation; the values of x are ignored."""
         check_count(k)
-        if isinstance(self.prior, StandardNormal):
+        if isinstance(self.prior, Proposal):
             return self.prior.draw(x, k, generator=generator)
         z = core.map_latent(lambda t: t.to(x.device), _sample(self.prior, (k, *x.shape[:-1]), generator))
         return Draws(z, self.log_prob(z, x))
 
     def log_prob(self, z: Latent, x: Tensor) -> Tensor:
-        """Log p(z). Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        """Log p(z), minus infinity outside the support. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
+        if self.support is None:
+            return self._log_density(z)
+        inside = in_support(self.support, z)
+        if bool(inside.all()):
+            return self._log_density(z)
+        log_p = self._log_density(z[inside])  # a torch distribution raises for values outside its support
+        return log_p.new_full(inside.shape, -torch.inf).masked_scatter(inside, log_p)
+
+    def _log_density(self, z: Latent) -> Tensor:
         log_p = self.prior.log_prob(z)
         event_dims = len(self.prior.event_shape)
         # Normal(zeros(d), ones(d)) gives one number per coordinate, which stands for independent coordinates
@@ -42,10 +53,57 @@ class Prior:
 
 
 def _sample(prior: core.PriorDistribution, shape: tuple[int, ...], generator: Randomness) -> Latent:
-    """Sample a torch distribution, which uses the global random state, from a generator."""
+    """Sample a torch distribution, which uses the global random state, from a source.
+
+    Sobol points are kept where the distribution is a known transform of uniform or normal numbers.
+    """
     source = as_source(generator)
+    if isinstance(source, Sobol) and isinstance(prior, td.Distribution):
+        z = _sobol_sample(prior, shape, source)
+        if z is not None:
+            return z
     with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
         return prior.sample(torch.Size(shape))
+
+
+@torch.no_grad()
+def _sobol_sample(prior: td.Distribution, shape: tuple[int, ...], source: Sobol) -> Tensor | None:
+    """Transform Sobol points to samples of a torch distribution; None where no transform is known.
+
+    Shapes: ``-> (*shape, *prior.batch_shape, *prior.event_shape)``.
+    """
+    if isinstance(prior, td.Independent):
+        return _sobol_sample(prior.base_dist, shape, source)
+    k, *batch = shape
+    size = prior.batch_shape + prior.event_shape
+    if isinstance(prior, (td.MultivariateNormal, td.LowRankMultivariateNormal)):
+        eps = source.normal(k, batch, math.prod(size), like=prior.loc).reshape(*shape, *size)
+        return prior.loc + (prior.scale_tril @ eps.unsqueeze(-1)).squeeze(-1)
+    median = _median(prior)
+    if median is not None:
+        u = source.uniform(k, batch, math.prod(size), like=median).reshape(*shape, *size)
+        return _rounded_down(prior.icdf(u), median.dtype)
+    if not isinstance(prior, td.TransformedDistribution):
+        return None
+    z = _sobol_sample(prior.base_dist, shape, source)
+    for transform in prior.transforms:
+        z = None if z is None else transform(z)
+    return z
+
+
+def _median(prior: td.Distribution) -> Tensor | None:
+    """The median of each coordinate; None for a distribution without an inverse distribution function."""
+    half = torch.tensor(0.5, dtype=torch.float64)  # has no axes, so that the result has the dtype of the prior
+    try:
+        return prior.icdf(half)
+    except NotImplementedError:
+        return None
+
+
+def _rounded_down(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert from double precision without rounding up, which could reach the open end of a bounded support."""
+    rounded = z.to(dtype)
+    return torch.where(rounded > z, rounded.nextafter(rounded.new_tensor(-torch.inf)), rounded)
 
 
 class Mixture:
