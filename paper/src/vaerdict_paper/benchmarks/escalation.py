@@ -102,7 +102,7 @@ class Case(NamedTuple):
 
 def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, Any]]:
     """One row per model and stage: encoder, mixture, refinement by curvature and by gradient, SMC."""
-    cases = (_counts(quick), _m1m2(quick))
+    cases = (counts_case(quick), _m1m2(quick))
     rows = []
     for done, case in enumerate(cases, 1):
         rows += [_row(case, stage, infer) for stage, infer in _STAGES.items()]
@@ -164,9 +164,9 @@ def _smc(case: Case, generator: torch.Generator) -> tuple[Tensor, float]:
 _STAGES = {"encoder": _encoder, "MIS": _mixture, "REFINED": _refined, "IMPROVED": _improved, "SMC": _smc}
 
 
-def _counts(quick: bool) -> Case:
+def counts_case(quick: bool = False, *, seed: int = 0) -> Case:
     """Two cell states, Poisson log-normal counts of fifty genes; the model is fitted to them by IWAE."""
-    generator = seeded(0)
+    generator = seeded(seed)
     n, genes, d = 1000, 50, 5
     state = torch.randint(2, (n, 1), generator=generator)
     effect = torch.randn(genes, generator=generator)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, StudentT
 
+from vaerdict.core import prepared
+
 Functional = Callable[[Tensor], Tensor]
 """A function of the latent. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
 
@@ -148,3 +150,10 @@ def student_prior(d: int, df: float, scale: float) -> Distribution:
 def log_normal_density(value: Tensor, scale: float | Tensor) -> Tensor:
     """Log-density of independent centred normals, without the constant, summed over the last axis."""
     return -0.5 * (value / scale).square().sum(-1)
+
+
+def log_joint(model: Any, x: Tensor, z: Tensor) -> Tensor:
+    """Log p(x, z) of one observation, some points at a time. Shapes: ``x (1, p), z (n, d) -> (n)``."""
+    with torch.no_grad():
+        x = prepared(model, x)
+        return torch.cat([model.log_joint(x, part.unsqueeze(1)).squeeze(1) for part in z.split(50_000)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vaerdict_paper.benchmarks.verdicts import benign, curved, separated
+from vaerdict_paper.benchmarks.verdicts import benign, curved, realistic, separated
 from vaerdict_paper.benchmarks.verdicts.questions import Target
 
-GROUPS = {module.GROUP: module.targets for module in (benign, curved, separated)}
+GROUPS = {module.GROUP: module.targets for module in (benign, curved, separated, realistic)}
 
 
 def targets(seed: int = 0, groups: Sequence[str] | None = None) -> list[Target]:
