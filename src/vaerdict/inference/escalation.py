@@ -45,6 +45,7 @@ from vaerdict.diagnostics import FEW_HITS, MAX_KHAT, Verdict, khat_threshold
 from vaerdict.inference.adaptation import Population, fit_kernels
 from vaerdict.inference.assess import Assessment, Query, Weighted, importance_weights
 from vaerdict.inference.search import ModeSearch, Scope
+from vaerdict.inference.unconstrained import unconstrained
 from vaerdict.noise import Randomness, Sobol, as_source, seeded
 from vaerdict.proposals import Kernels, Mixture, Prior
 from vaerdict.refinement import location
@@ -189,13 +190,23 @@ def escalate(
         )
     with evaluating(model, proposals):
         _check_model(model, x)
-        state = _EscalationState(model, x, proposals, n, query, tolerance, budget, generator, smooth, keep, latent)
+        space = unconstrained(model)
+        if space is not None:
+            proposals = {name: space.proposal(q) for name, q in proposals.items()}
+            query = None if query is None else space.query(query)
+            latent = None if latent is None else space.unconstrain(latent)
+        state = _EscalationState(
+            space or model, x, proposals, n, query, tolerance, budget, generator, smooth, keep, latent
+        )
         for number, (name, run) in enumerate(state.stages.items(), 1):
             rows = state.rows_for(name)
             if len(rows):
                 run(rows)
             progress(number, len(STAGES), f"{name}: {len(rows)} observations")
-    return state.finish()
+        record, groups = state.finish()
+        if space is not None:
+            groups = [Group(rows, draws._replace(z=space.constrain(draws.z))) for rows, draws in groups]
+    return record, groups
 
 
 @dataclass(eq=False)
@@ -261,7 +272,7 @@ class _EscalationState:
         return rows[covered]
 
     def _refined(self, rows: Tensor) -> None:
-        """Local proposals at the modes; where their weights are uneven, modes are searched from the largest ones too."""
+        """Local proposals at the modes; where their weights are uneven, modes are searched from large ones too."""
         self._sample(REFINED, rows, self._mixture(rows))
         rows = rows[~self.even[rows]]
         if not len(rows):

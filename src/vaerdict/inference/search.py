@@ -14,16 +14,19 @@ from torch import Tensor
 
 from vaerdict.core import Model, log_normalise
 from vaerdict.inference.assess import importance_weights
-from vaerdict.noise import Randomness
+from vaerdict.noise import Randomness, Sobol, as_source
 from vaerdict.proposals import Kernels, Prior
 from vaerdict.refinement import refine
 from vaerdict.samplers import PathState, gathered, next_temperature, systematic
 
 MAX_ALONE = 0.1
-"""Largest share of searches, and of posterior mass, that may be at modes found only once."""
+"""Largest share of searches that may end at a mode found only once."""
+
+MAX_MISSING = 0.25
+"""Largest share of the posterior that may be missing for an answer to be ok; with a single mode it is 0.17."""
 
 _ROUNDS = (16, 32, 64)  # searches from random draws of the prior; later rounds only where there are several modes
-_CANDIDATES = 16  # per random start: draws of the prior from which half as many guided starts are chosen
+_CANDIDATES = 64  # per random start: draws of the prior from which half as many guided starts are chosen
 _DF, _INFLATE = 10.0, 1.1
 _LEAST_CURVATURE = 0.04  # relative to the prior's: a posterior five times as wide is believed
 _LEAST_MASS = 0.01  # share of the posterior by its curvature above which a mode matters
@@ -39,9 +42,10 @@ class Scope:
 
     ``modes`` is the number of modes found that hold a hundredth of the posterior or more by their curvature. ``alone``
     is the share of searches that ended at such a mode as the only one: by Good and Turing, it estimates the probability
-    that one more search would find yet another mode. ``mass_alone`` is the share of the posterior in these modes.
-    ``basin`` is the largest share of the prior from which a missed mode may be reached: had it been larger, one of the
-    searches from random draws of the prior would have found the mode with probability 95 %.
+    that one more search would find yet another mode. ``basin`` is the largest share of the prior from which a missed
+    mode may be reached: had it been larger, one of the searches from random draws of the prior would have found the
+    mode with probability 95 %. ``missing`` is the share of the posterior that such a mode could hold if its mass were
+    as large for its basin as that of any mode found.
 
     Shapes: all ``(n_obs,)``.
     """
@@ -49,13 +53,13 @@ class Scope:
     modes: Tensor
     searches: Tensor
     alone: Tensor
-    mass_alone: Tensor
     basin: Tensor
+    missing: Tensor
 
     @property
     def sufficient(self) -> Tensor:
-        """Whether few searches ended alone, at modes of little mass. Shapes: ``-> (n_obs,)``."""
-        return (self.alone <= MAX_ALONE) & (self.mass_alone <= MAX_ALONE)
+        """Whether few searches ended alone and little mass can be missing. Shapes: ``-> (n_obs,)``."""
+        return (self.alone <= MAX_ALONE) & (self.missing <= MAX_MISSING)
 
     def sentence(self, i: int) -> str:
         """The scope of observation i in words."""
@@ -71,9 +75,9 @@ class ModeSearch:
     """Searches of the modes of every posterior of a batch, and local proposals where they ended.
 
     Sixteen searches start from draws of the prior and one from a given point. Eight more start from draws of the prior
-    chosen among 256 in proportion to a power of the likelihood, the largest that keeps eight effective ones: they begin
-    where the posterior is. Where more than one mode was found, a second round searches twice as often, and if that
-    finds yet another mode, a third.
+    chosen among 1024 in proportion to a power of the likelihood, the largest that keeps eight effective ones: they
+    begin where the posterior is. Where more than one mode was found or the scope is not sufficient, a second round searches
+    twice as often, and if that finds yet another mode or does not suffice, a third.
 
     Shapes: ``x (m, p)``, ``start (m, d)``; ``cost (m,)`` counts evaluations and gradients.
     """
@@ -87,13 +91,13 @@ class ModeSearch:
         self._loc, self._tril, self._value = self.kernels.loc, self.kernels.tril, self.kernels.log_share.double()
         whole, real = torch.zeros(m, dtype=torch.long), torch.zeros(m, dtype=torch.float64)
         self.scope = Scope(whole, whole.clone(), real, real.clone(), real.clone())
-        self._random = whole.clone()
-        rows, extra = torch.arange(m), [start.unsqueeze(0)]
-        for number, n in enumerate(_ROUNDS):
+        rows, extra, n_random = torch.arange(m), [start.unsqueeze(0)], 0
+        for n in _ROUNDS:
+            n_random += n
+            self.scope.basin[rows] = 1 - 0.05 ** (1 / n_random)
             new = self.extend(rows, torch.cat([*self._starts(rows, n), *extra]))
-            self._random[rows] += n
-            self.scope.basin[rows] = 1 - 0.05 ** (1 / self._random[rows].double())
-            rows, extra = rows[new if number else self.scope.modes[rows] > 1], []
+            several = (self.scope.modes[rows] > 1) if n == n_random else new
+            rows, extra = rows[several | ~self.scope.sufficient[rows]], []
             if not len(rows):
                 break
 
@@ -101,7 +105,9 @@ class ModeSearch:
         """Random and guided starts. Shapes: ``-> (n, m, d), (n / 2, m, d)``."""
         k = _CANDIDATES * n
         prior = Prior(self.model.prior)
-        z, log_lik = importance_weights(self.model, self.x[rows], prior, k, strict=False, generator=self.generator)
+        # a net leaves no part of the prior out that is larger than about 1 / k
+        net = _net_of(self.generator)
+        z, log_lik = importance_weights(self.model, self.x[rows], prior, k, strict=False, generator=net)
         self.cost[rows] += k
         return [z[:n], _guided(z, log_lik, n // 2)]
 
@@ -152,7 +158,8 @@ class ModeSearch:
         scope = self.scope
         scope.modes[rows] = torch.where(matters, 1 / size, 0).sum(0).round().long().cpu()
         scope.alone[rows] = alone.sum(0).cpu() / scope.searches[rows].double()
-        scope.mass_alone[rows] = torch.where(alone, mass, 0).sum(0).cpu()
+        density = torch.where(matters, mass / size, 0).amax(0).cpu() * scope.searches[rows]
+        scope.missing[rows] = (density * scope.basin[rows]).clamp_max(1)
         equal = torch.where(usable & (mass > _NEGLIGIBLE), 1 / size, 0)
         equal = torch.where(equal.sum(0) > 0, equal, 1.0)
         self._store(index, _merged(loc, tril, 0.5 * log_mass.exp() + 0.5 * equal / equal.sum(0)))
@@ -173,6 +180,12 @@ class ModeSearch:
         n, kernels = len(new.loc), self.kernels
         kernels.log_share[:, index] = -torch.inf
         kernels.loc[:n, index], kernels.tril[:n, index], kernels.log_share[:n, index] = new.loc, new.tril, new.log_share
+
+
+def _net_of(generator: Randomness) -> Sobol:
+    """A Sobol source that takes its randomness from a generator."""
+    source = as_source(generator)
+    return source if isinstance(source, Sobol) else Sobol(source.generators[0])
 
 
 def _appended(old: Tensor, new: Tensor, index: Tensor, fill: float) -> Tensor:
