@@ -71,6 +71,10 @@ _KERNEL_DF = 5.0
 _PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
 _EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 4
 _BROAD = 2.5
+_RARE, _RARE_GROWTH = (
+    0.05,
+    4.0,
+)  # share of draws inside an event below which it is rare, and growth before kernels at it
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
 _LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 50 * _PARTICLES + 2 * n}
 _NOT_TRIED = "no stage was tried"
@@ -485,6 +489,9 @@ class _EscalationState:
         total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
         # where the pilot asks for a little more than is allowed, the rest of the draws will tell
         promising &= needed <= (sizes[-1] if n_fresh else 2 * sizes[-1])
+        if stage == REFINED:  # a rare event needs other draws rather than many
+            rare = answer.inside < _RARE * answer.ess
+            promising &= ~rare | (needed <= _RARE_GROWTH)
         total = (self.n * total).long()
         if self.budget is not None:
             promising &= self.record.cost[rows] + total - n <= self.budget

@@ -28,10 +28,12 @@ MAX_MISSING = 0.25
 _ROUNDS = (16, 32, 64)  # searches from random draws of the prior; later rounds only where there are several modes
 _CANDIDATES = 64  # per random start: draws of the prior from which half as many guided starts are chosen
 _DF, _INFLATE = 10.0, 1.1
+_STEPS, _TOLERANCE = 25, 1e-3  # Newton steps of a search, and the gain in nats below which it ends
 _LEAST_CURVATURE = 0.04  # relative to the prior's: a posterior five times as wide is believed
 _LEAST_MASS = 0.01  # share of the posterior by its curvature above which a mode matters
 _NEGLIGIBLE = 1e-4  # share below which a mode gets no more draws than its mass asks for
 _SAME_MODE = 9.0  # squared distance in standard deviations, of both, within which two searches ended at one mode
+_SAME_RIDGE, _SAME_LEVEL = 4.0, 1.0  # the same on a ridge: squared distance by its flattest direction, and nats
 _REPEATED = 0.01  # squared distance within which two kernels are the same
 _CHUNK = 2**23  # numbers held at a time
 
@@ -76,8 +78,8 @@ class ModeSearch:
 
     Sixteen searches start from draws of the prior and one from a given point. Eight more start from draws of the prior
     chosen among 1024 in proportion to a power of the likelihood, the largest that keeps eight effective ones: they
-    begin where the posterior is. Where more than one mode was found or the scope is not sufficient, a second round searches
-    twice as often, and if that finds yet another mode or does not suffice, a third.
+    begin where the posterior is. Where more than one mode was found or the scope is not sufficient, a second round
+    searches twice as often, and if that finds yet another mode or does not suffice, a third.
 
     Shapes: ``x (m, p)``, ``start (m, d)``; ``cost (m,)`` counts evaluations and gradients.
     """
@@ -125,6 +127,8 @@ class ModeSearch:
             df=_DF,
             inflate=_INFLATE,
             least_curvature=_LEAST_CURVATURE,
+            n_steps=_STEPS,
+            tolerance=_TOLERANCE,
         )
         self.cost[rows] += end.n_gradients.sum(0).cpu()
         self.scope.searches[rows] += len(starts)
@@ -148,7 +152,7 @@ class ModeSearch:
         loc, tril, value = self._loc[:, index], self._tril[:, index], self._value[:, index]
         usable = value.isfinite()
         tril = torch.where(usable[..., None, None], tril, torch.eye(loc.shape[-1]).to(tril))
-        same = _same_mode(loc.double(), tril.double(), usable)
+        same = _same_mode(loc.double(), tril.double(), torch.where(usable, value, -torch.inf))
         size = same.sum(0)
         volume = tril.double().diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_mass = _normalised(value + volume - size.log())
@@ -205,15 +209,23 @@ def _guided(z: Tensor, log_lik: Tensor, n: int) -> Tensor:
     return gathered(z, systematic(state.log_increment(nothing[0], power), nothing[0] + 0.5, n))
 
 
-def _same_mode(loc: Tensor, tril: Tensor, usable: Tensor) -> Tensor:
+def _same_mode(loc: Tensor, tril: Tensor, value: Tensor) -> Tensor:
     """Which searches ended at the same mode: near each other by the curvature at both, or linked by others that are.
 
-    Shapes: ``loc (S, m, d), tril (S, m, d, d), usable (S, m) -> (S, S, m)`` of zeros and ones.
+    On a ridge, such as a ring, searches end anywhere. Two ends of nearly the same density are therefore near each other
+    if their distance is within two standard deviations of the flattest direction at both.
+
+    Shapes: ``loc (S, m, d), tril (S, m, d, d), value (S, m) -> (S, S, m)`` of zeros and ones.
     """
     delta = (loc[:, None] - loc[None]).movedim(0, -1)  # (S, m, d, S)
     square = torch.linalg.solve_triangular(tril, delta, upper=False).square().sum(-2).movedim(-1, 1)
-    near = torch.maximum(square, square.transpose(0, 1)) < _SAME_MODE
-    linked = (near & usable[:, None] & usable[None]).double().movedim(-1, 0)
+    widest = torch.linalg.matrix_norm(tril, 2).square().unsqueeze(1)
+    along = delta.square().sum(-2).movedim(-1, 1) / widest
+    level = (value[:, None] - value[None]).abs() < _SAME_LEVEL
+    near, near_along = (torch.maximum(t, t.transpose(0, 1)) for t in (square, along))
+    usable = value.isfinite()
+    linked = (near < _SAME_MODE) | ((near_along < _SAME_RIDGE) & level)
+    linked = (linked & usable[:, None] & usable[None]).double().movedim(-1, 0)
     linked = linked.maximum(torch.eye(len(loc)).to(linked))
     for _ in range(math.ceil(math.log2(len(loc)))):
         linked = (linked @ linked > 0).double()
