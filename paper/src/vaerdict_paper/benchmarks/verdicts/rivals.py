@@ -111,9 +111,13 @@ def _indicator(values: Tensor) -> bool:
     return bool(((values == 0) | (values == 1)).all())
 
 
+def _jax() -> Any:
+    return require("jax", "samplers", distribution="vaerdict-paper")
+
+
 @contextmanager
 def _double_precision() -> Iterator[None]:
-    jax = require("jax", "samplers", distribution="vaerdict-paper")
+    jax = _jax()
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     try:
@@ -124,7 +128,7 @@ def _double_precision() -> Iterator[None]:
 
 def nuts(target: Target, seed: int) -> Iterator[Draws]:
     """Draws by NUTS from four chains, with the leapfrog steps of the warm-up among its cost."""
-    numpyro, jax = (require(name, "samplers", distribution="vaerdict-paper") for name in ("numpyro", "jax"))
+    numpyro, jax = require("numpyro", "samplers", distribution="vaerdict-paper"), _jax()
     infer, dist = numpyro.infer, numpyro.distributions
     log_joint, d = jax_log_joint(target), target.model.prior.event_shape[0]
 
@@ -148,12 +152,11 @@ def nuts(target: Target, seed: int) -> Iterator[Draws]:
         fields = mcmc.get_extra_fields()
         z = torch.from_numpy(np.array(mcmc.get_samples()["z"]))
         yield Draws(z, None, cost + int(fields["num_steps"].sum()), int(fields["diverging"].sum()))
-        mcmc.post_warmup_state = None
 
 
 def nested(target: Target, seed: int) -> Iterator[Draws]:
     """Weighted draws by nested sampling."""
-    dynesty, jax = (require(name, "samplers", distribution="vaerdict-paper") for name in ("dynesty", "jax"))
+    dynesty, jax = require("dynesty", "samplers", distribution="vaerdict-paper"), _jax()
     prior, log_joint, log_prior = target.model.prior, jax_log_joint(target), jax_log_prior(target.model.prior)
     log_lik = jax.jit(lambda x, z: log_joint(x, z) - log_prior(z))
     for i, x in enumerate(target.x.numpy()):
@@ -192,8 +195,7 @@ def prior_transform(prior: Any, u: np.ndarray) -> np.ndarray:
 
 def jax_log_prior(prior: Any) -> Callable[[Array], Array]:
     """Log-density of a prior in JAX, without its constant. Shapes: ``(d) -> ()``."""
-    import jax.numpy as jnp
-
+    jnp = _jax().numpy
     if isinstance(prior, ScalePrior):
         sd = prior.sd
         return lambda z: -0.5 * ((z[0] / sd) ** 2 + (len(z) - 1) * z[0] + jnp.sum(z[1:] ** 2) * jnp.exp(-z[0]))
@@ -243,28 +245,23 @@ def _effects(x: Array, z: Array, noise: float) -> Array:
 
 
 def _elliptical_student(x: Array, z: Array, df: float, root: Array) -> Array:
-    import jax.numpy as jnp
-
+    jnp = _jax().numpy
     square = (jnp.linalg.solve(root, z - x) ** 2).sum()
     return -(df + len(z)) / 2 * jnp.log1p(square / df)
 
 
 def _mixture(x: Array, z: Array, loc: Array, scale: Array, log_weight: Array) -> Array:
-    import jax.numpy as jnp
-    from jax.scipy.special import logsumexp
-
+    jnp, logsumexp = _jax().numpy, _jax().nn.logsumexp
     weights = jnp.asarray(log_weight).at[0].add(x[-1])
     square = ((z - x[:-1] - loc) ** 2).sum(-1) / scale**2
     return logsumexp(weights - logsumexp(weights) - 0.5 * square - len(z) * jnp.log(scale))
 
 
 def _bernoulli_decoder(x: Array, z: Array, **layers: Array) -> Array:
-    import jax.numpy as jnp
-    from jax.nn import softplus
-
+    jnp = _jax().numpy
     hidden = jnp.tanh(layers["layers.0.weight"] @ z + layers["layers.0.bias"])
     logits = layers["layers.1.weight"] @ hidden + layers["layers.1.bias"]
-    return (x * logits - softplus(logits)).sum()
+    return (x * logits - _jax().nn.softplus(logits)).sum()
 
 
 _DENSITIES: dict[str, Callable[..., Array]] = {
