@@ -65,7 +65,10 @@ def reproduce(
 
 def bench(
     name: Annotated[
-        str, typer.Argument(help="psis, ppca, samplers, escalation, counts, de, borrow, scaling, gpu, million or all.")
+        str,
+        typer.Argument(
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, borrow, scaling, gpu, million or all."
+        ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
     checkout: Annotated[
@@ -75,7 +78,7 @@ def bench(
     out: Out = Path("runs/bench"),
     as_json: Json = False,
 ) -> None:
-    """Measure speed as a ratio to a peer timed in the same run, and cost as a function of size."""
+    """Measure speed as a ratio to a peer timed in the same run, cost as a function of size, and verdicts by truth."""
     from vaerdict.report import load, text, write_page
     from vaerdict_paper.benchmarks import BENCHMARKS, against, run, unavailable, write_result
     from vaerdict_paper.pages.bench import text as tables

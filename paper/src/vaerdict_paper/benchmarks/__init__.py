@@ -13,7 +13,19 @@ import torch
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.io import hardware, versions, write_json
 
-BENCHMARKS = ("psis", "ppca", "samplers", "escalation", "counts", "de", "borrow", "scaling", "gpu", "million")
+BENCHMARKS = (
+    "psis",
+    "ppca",
+    "samplers",
+    "escalation",
+    "verdicts",
+    "counts",
+    "de",
+    "borrow",
+    "scaling",
+    "gpu",
+    "million",
+)
 
 Save = Callable[[dict[str, Any]], None]
 """Receives the result so far after every row, for a run that may be interrupted."""

@@ -23,6 +23,7 @@ _TITLES = {
     "ppca": "Training the pPCA grid as stacked members, against one model at a time",
     "samplers": "Evaluations and seconds per observation for a standard error of log p(x) of 0.05 nat",
     "escalation": "Stages of escalation, 1,000 draws per observation",
+    "verdicts": "How often a verdict is true: questions with known answers, 1,000 draws per stage",
     "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
     "de": "Differential expression under one fitted scvi-tools model: our model stage against its importance mode",
     "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
@@ -35,6 +36,10 @@ _ON_GPU = ("psis", "samplers", "gpu", "million")
 """The benchmarks that use a GPU if there is one."""
 
 _NOTES = {
+    "verdicts": "Answered: verdict OK. Wrong: of these, more than four stated errors from the truth. Beyond: of these, "
+    "further from the truth than the tolerance. RMS z: root mean square of the error of answers in stated errors; the "
+    "error of the truth is included. Every target has six observations and four questions: a mean, a second moment or "
+    "product, a probability of about 0.3 and one of about 0.01.",
     "counts": "CPU seconds of one thread.",
     "de": "CPU seconds of one thread for everything after training; the ratio is of these. Latents: draws per group. "
     "Fold changes: draws from which a gene's probability is computed. scvi-tools compares single cells and is scored "
@@ -82,6 +87,19 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("log_evidence", "log p(x)", 2),
         Column("evaluations", "evaluations", 0),
         Column("seconds", "seconds", 2),
+    ),
+    "verdicts": (
+        Column("method", "method"),
+        Column("group", "group"),
+        Column("target", "posterior"),
+        Column("questions", "questions"),
+        Column("answered", "answered"),
+        Column("wrong", "wrong"),
+        Column("beyond", "beyond"),
+        Column("caution", "caution"),
+        Column("refused", "refused"),
+        Column("evaluations", "evaluations", 0),
+        Column("rms_z", "RMS z"),
     ),
     "borrow": (
         Column("labelled", "labelled cells per type"),
@@ -204,7 +222,17 @@ def _of_borrow(result: Row) -> Iterator[str]:
         yield f"With {labelled} labelled cells per type, simulated, at an FDR of 5%: {', and '.join(parts)}."
 
 
+def _of_verdicts(result: Row) -> Iterator[str]:
+    for row in result["rows"]:
+        if row["target"] == "all":
+            yield (
+                f"{row['method']}, {row['group']} posteriors: {row['answered']} of {row['questions']} questions are "
+                f"answered, {row['wrong']} of the answers are wrong and {row['beyond']} beyond the tolerance."
+            )
+
+
 _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
+    "verdicts": _of_verdicts,
     "borrow": _of_borrow,
     "million": _of_million,
     "against": _of_against,

@@ -1,12 +1,15 @@
 """How often a verdict of `vaerdict.expect` is true: questions with known answers in four groups of posteriors.
 
 Every target has six observations and four questions: a mean, a second moment or product, a probability near 0.3 and
-one near 0.01. Both the truth and the tolerance are known, so that an answer said to be OK is checked.
+one near 0.01. Both the truth and the tolerance are known, so that an answer said to be OK is checked. Some targets are
+also given to NUTS and to nested sampling at their usual settings.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,13 +18,16 @@ from torch.distributions import Normal
 
 import vaerdict as vd
 from vaerdict.core import Progress, silent
+from vaerdict_paper.benchmarks.verdicts import rivals
 from vaerdict_paper.benchmarks.verdicts.questions import Question, Target, first, generator_of
+from vaerdict_paper.benchmarks.verdicts.records import OURS, Given, Record, records, summary, table
 from vaerdict_paper.benchmarks.verdicts.targets import GROUPS, targets
 from vaerdict_paper.benchmarks.verdicts.truth import questions
 
-Record = dict[str, Any]
+PEERS = ("jax", "numpyro", "dynesty")
+log = logging.getLogger(__name__)
 
-__all__ = ["GROUPS", "answers", "conjugate_defaults", "run", "summary", "table"]
+__all__ = ["GROUPS", "answers", "conjugate_defaults", "rival_answers", "run", "summary", "table", "targets"]
 
 
 def answers(
@@ -43,78 +49,32 @@ def answers(
         Called after each target.
     """
     chosen = [target for target in targets(seed, groups) if names is None or target.name in names]
-    records = []
+    found = []
     for done, target in enumerate(chosen, 1):
-        records += [record for question in questions(target) for record in _ask(target, question, seed)]
+        found += _ask(target, questions(target), seed)
         progress(done, len(chosen), "targets")
-    return records
+    return found
 
 
-def _ask(target: Target, question: Question, seed: int) -> list[Record]:
-    answer = vd.expect(
-        target.model,
-        target.x,
-        question.f,
-        target.proposals,
-        n=1000,
-        tolerance=question.tolerance,
-        generator=generator_of(seed, f"answer to {question.name} of {target.name}"),
-    )
-    return _records(target.group, target.name, question, answer)
+def _ask(target: Target, asked: Sequence[Question], seed: int) -> list[Record]:
+    found = []
+    for question in asked:
+        answer = vd.expect(
+            target.model,
+            target.x,
+            question.f,
+            target.proposals,
+            n=1000,
+            tolerance=question.tolerance,
+            generator=generator_of(seed, f"answer to {question.name} of {target.name}"),
+        )
+        found += records(OURS, target.group, target.name, question, _given(answer))
+    return found
 
 
-def _records(group: str, name: str, question: Question, answer: vd.Answer) -> list[Record]:
-    """One record per observation."""
-    value, mcse = answer.value.double(), answer.mcse.double()
-    difference, error = value - question.truth, torch.hypot(mcse, question.gold_error)
-    columns = {
-        "value": value.tolist(),
-        "truth": question.truth.tolist(),
-        "mcse": mcse.tolist(),
-        "gold_error": question.gold_error.tolist(),
-        "z": torch.where(difference == 0, 0, difference / error).tolist(),
-        "verdict": vd.Verdict.names(answer.verdict),
-        "stage": answer.stage,
-        "cost": answer.cost.tolist(),
-        "reason": answer.reason,
-    }
-    about = {"group": group, "target": name, "query": question.name, "tolerance": question.tolerance}
-    return [
-        {**about, "observation": i, **dict(zip(columns, values, strict=True))}
-        for i, values in enumerate(zip(*columns.values(), strict=True))
-    ]
-
-
-def summary(records: Sequence[Record]) -> Record:
-    """Counts of verdicts, true and false.
-
-    ``wrong`` are answers said to be OK that are more than four stated errors from the truth, ``beyond`` those that are
-    further from it than the tolerance.
-    """
-    ok = [r for r in records if r["verdict"] == "OK"]
-    squares = torch.tensor([r["z"] ** 2 for r in ok], dtype=torch.float64)
-    return {
-        "questions": len(records),
-        "answered": len(ok),
-        "wrong": sum(abs(r["z"]) > 4 for r in ok),
-        "beyond": sum(abs(r["value"] - r["truth"]) > r["tolerance"] for r in ok),
-        "refused": sum(r["verdict"] == "REFUSE" for r in records),
-        "caution": sum(r["verdict"] == "CAUTION" for r in records),
-        "evaluations": sum(r["cost"] for r in records) / max(len(records), 1),
-        "rms_z": squares.mean().sqrt().item() if ok else None,
-    }
-
-
-def table(records: Sequence[Record]) -> list[Record]:
-    """One row per target and one per group, under the name "all"."""
-    rows = []
-    for group in dict.fromkeys(r["group"] for r in records):
-        members = [r for r in records if r["group"] == group]
-        for name in dict.fromkeys(r["target"] for r in members):
-            part = [r for r in members if r["target"] == name]
-            rows.append({"group": group, "target": name, **summary(part)})
-        rows.append({"group": group, "target": "all", **summary(members)})
-    return rows
+def _given(answer: Any) -> Given:
+    verdict = vd.Verdict.names(answer.verdict)
+    return Given(answer.value, answer.mcse, verdict, answer.stage, answer.cost.tolist(), answer.reason)
 
 
 class _FirstModel:
@@ -128,16 +88,40 @@ class _FirstModel:
 
 def conjugate_defaults(seed: int = 0, n: int = 100) -> list[Record]:
     """One record per question for the mean of a conjugate normal, with all defaults, each with another x and seed."""
-    records = []
+    found = []
     for i in range(n):
         x = 2**0.5 * torch.randn(1, 1, generator=generator_of(seed, f"defaults {i}"))
-        answer = vd.expect(_FirstModel(), x, lambda z: z[..., 0], generator=vd.seeded(i))
+        answer = vd.expect(_FirstModel(), x, first, generator=vd.seeded(i))
         question = Question("mean", first, 0.02, x[:, 0].double() / 2, torch.zeros(1).double())
-        records += _records("defaults", "conjugate normal, 1-d", question, answer)
-    return records
+        found += records(OURS, "defaults", "conjugate normal, 1-d", question, _given(answer))
+    return found
+
+
+def rival_answers(
+    seed: int = 0, names: Sequence[str] = rivals.COMPARED, *, progress: Progress = silent
+) -> list[Record]:
+    """The records of NUTS and nested sampling, as far as they are installed, and ours, on targets given to all."""
+    chosen = [target for target in targets(seed) if target.name in names]
+    found = []
+    for done, full in enumerate(chosen, 1):
+        asked = [question.of(rivals.N_COMPARED) for question in questions(full)]
+        target = replace(full, x=full.x[: rivals.N_COMPARED])
+        found += _ask(target, asked, seed)
+        for method in rivals.installed():
+            found += rivals.answers(method, target, asked, seed)
+        progress(done, len(chosen), "compared targets")
+    return [{**record, "group": "compared"} for record in found]
 
 
 def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[Record]:
-    """Rows of all groups at seed 0; with `quick` only the benign group."""
-    records = answers(0, ["benign"] if quick else None, progress=progress)
-    yield from table(records + conjugate_defaults(n=10 if quick else 100))
+    """Rows of all groups at seed 0, then of the comparison; with `quick` two benign targets and no comparison."""
+    if quick:
+        yield from table(answers(0, ["benign"], ["Gaussian, 1-d", "box, 4-d"]) + conjugate_defaults(n=5))
+        return
+    for group in GROUPS:
+        yield from table(answers(0, [group], progress=progress))
+    yield from table(conjugate_defaults())
+    if len(rivals.installed()) < len(rivals.METHODS):
+        log.warning("NumPyro or dynesty is missing (`pip install vaerdict-paper[samplers]`): its rows are left out")
+    if rivals.installed():
+        yield from table(rival_answers(progress=progress))

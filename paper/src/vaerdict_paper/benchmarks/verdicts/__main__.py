@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from vaerdict.io import write_json
-from vaerdict_paper.benchmarks.verdicts import GROUPS, answers, conjugate_defaults, table
+from vaerdict_paper.benchmarks.verdicts import GROUPS, answers, conjugate_defaults, rival_answers, rivals, table
 
 
 def main() -> None:
@@ -15,12 +15,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--group", action="append", choices=[*GROUPS, "defaults"])
     parser.add_argument("--target", action="append")
+    parser.add_argument("--rivals", action="store_true", help="only the comparison with NUTS and nested sampling")
     parser.add_argument("--out", type=Path, help="JSON file for the records")
     options = parser.parse_args()
     groups = [group for group in options.group or GROUPS if group != "defaults"]
-    records = answers(options.seed, groups, options.target) if groups else []
-    if not options.target and (not options.group or "defaults" in options.group):
-        records += conjugate_defaults(options.seed)
+    if options.rivals:
+        records = rival_answers(options.seed, options.target or rivals.COMPARED)
+    else:
+        records = answers(options.seed, groups, options.target) if groups else []
+        if not options.target and (not options.group or "defaults" in options.group):
+            records += conjugate_defaults(options.seed)
     rows = table(records)
     widths = {key: max(len(key), *(len(_text(row[key])) for row in rows)) for key in rows[0]}
     for cells in ({key: key for key in widths}, *rows):

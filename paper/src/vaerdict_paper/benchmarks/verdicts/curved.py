@@ -138,23 +138,23 @@ def effects(x: Tensor, z: Tensor, noise: float) -> Tensor:
     return log_normal_density(x - z[..., 1:], noise)
 
 
-def hierarchy(name: str, seed: int) -> Target:
-    """Five effects are measured; their log-variance is unknown and goes down to where the effects vanish."""
+def hierarchy(name: str, seed: int, n: int = 5) -> Target:
+    """Effects are measured; their log-variance is unknown and goes down to where the effects vanish."""
     g, sd, noise = generator_of(seed, name), 1.5, 1.0
-    x = uniform(g, 0.3, 1.5, N_OBS, 1) * normal(g, N_OBS, 5)
+    x = uniform(g, 0.3, 1.5, N_OBS, 1) * normal(g, N_OBS, n)
     v = torch.linspace(-12, 12, 40_001, dtype=torch.float64)[:, None]
     total = v.exp() + noise**2
-    log_p = -0.5 * (v / sd).square() - 0.5 * (5 * total.log() + x.square().sum(-1) / total)
+    log_p = -0.5 * (v / sd).square() - 0.5 * (n * total.log() + x.square().sum(-1) / total)
     cumulative = log_p.softmax(0).cumsum(0).mT.contiguous()
 
-    def sample(n: int, g: torch.Generator) -> Tensor:
-        u = uniform(g, 0, 1, N_OBS, n)
+    def sample(k: int, g: torch.Generator) -> Tensor:
+        u = uniform(g, 0, 1, N_OBS, k)
         index = torch.searchsorted(cumulative, u).clamp_max(len(v) - 1).mT
-        state = v[index, 0] + (v[1] - v[0]) * uniform(g, -0.5, 0.5, n, N_OBS)
+        state = v[index, 0] + (v[1] - v[0]) * uniform(g, -0.5, 0.5, k, N_OBS)
         share = 1 / (1 + noise**2 * (-state).exp()).unsqueeze(-1)
-        return torch.cat([state.unsqueeze(-1), share * x + noise * share.sqrt() * normal(g, n, N_OBS, 5)], -1)
+        return torch.cat([state.unsqueeze(-1), share * x + noise * share.sqrt() * normal(g, k, N_OBS, n)], -1)
 
-    model = Likelihood(ScalePrior(6, sd), effects, {"noise": noise})
+    model = Likelihood(ScalePrior(n + 1, sd), effects, {"noise": noise})
     return Target(GROUP, name, model, x, sample, score=lambda z: -z[..., 0])
 
 

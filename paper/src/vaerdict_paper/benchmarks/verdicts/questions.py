@@ -116,6 +116,10 @@ class Question(NamedTuple):
     truth: Tensor
     gold_error: Tensor
 
+    def of(self, n: int) -> Question:
+        """The question for the first n observations."""
+        return self._replace(truth=self.truth[:n], gold_error=self.gold_error[:n])
+
 
 def exceeds(score: Functional, threshold: float) -> Functional:
     """The indicator of a score above a threshold."""

@@ -108,9 +108,9 @@ def lattice(name: str, seed: int) -> Target:
     return of_mixture(name, _shifts(g, 2), torch.cartesian_prod(axis, axis), scale, weight / weight.sum(), 3.0)
 
 
-def signs(name: str, seed: int) -> Target:
-    """The moduli of five latents are measured precisely; every combination of signs is a mode."""
-    g, d, noise, sd, centre = generator_of(seed, name), 5, 0.2, 1.5, 0.3
+def signs(name: str, seed: int, d: int = 5) -> Target:
+    """The moduli of all latents are measured precisely; every combination of signs is a mode."""
+    g, noise, sd, centre = generator_of(seed, name), 0.2, 1.5, 0.3
     x = uniform(g, 0.8, 1.8, N_OBS, d)
     model = Likelihood(normal_prior(d, sd, centre), moduli, {"noise": noise})
     precision = 1 / sd**2 + 1 / noise**2
