@@ -5,7 +5,8 @@ proposals:
 
 1. local proposals at the modes, the given proposals, a wide Student-t and the prior (REFINED),
 2. the same with kernels where the query varies, for rare events and queries decided in a tail (TILTED),
-3. kernels at particles of sequential Monte Carlo, which finds posterior mass that bends or hides (ADAPTED).
+3. kernels fitted to weighted draws, for posteriors that do not have the shape of their curvature (ADAPTED),
+4. kernels fitted to particles of sequential Monte Carlo from the prior, which finds mass that bends or hides (SMC).
 
 Each stage begins with half of the draws asked for. Where the weights are reliable it then draws as many more as the
 tolerance needs, up to 16 times those asked for. An answer is accepted when
@@ -51,14 +52,21 @@ from vaerdict.proposals import Kernels, Mixture, Prior
 from vaerdict.refinement import location
 from vaerdict.samplers import gathered, smc, systematic
 
-REFINED, TILTED, ADAPTED = STAGES = ("REFINED", "TILTED", "ADAPTED")
+REFINED, TILTED, ADAPTED, SMC = STAGES = ("REFINED", "TILTED", "ADAPTED", "SMC")
 
 _SIZES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)  # numbers of draws, relative to the number asked for
 MAX_GROWTH = _SIZES[-1]
 """The number of draws of an answer is at most this many times the number asked for."""
 
 _MIN_DRAWS = 64
-_LEAST_ESS = {REFINED: 0.3, TILTED: 0.1, ADAPTED: 0.1}  # share of the draws; less shows that the proposal does not fit
+_LEAST_ESS = {
+    REFINED: 0.3,
+    TILTED: 0.1,
+    ADAPTED: 0.3,
+    SMC: 0.1,
+}  # share of the draws; less shows that the proposal does not fit
+_LEAST_GROWTH = {REFINED: 1.0, TILTED: 1.0, ADAPTED: 2.0, SMC: 2.0}  # draws relative to those asked for
+_FINITE_VARIANCE = 0.5  # largest k-hat of weights with a variance
 _MISSING_EVIDENCE = 0.02  # nats of evidence, hence a share of the posterior, that may be missing
 _EVIDENCE_ERRORS, _EVIDENCE_SLACK = 3.0, 0.05  # by which two estimates of the evidence may differ
 _AGREEMENT = 4.0  # standard errors by which planned and fresh draws may differ
@@ -69,14 +77,14 @@ _BLOCK = 2**24  # numbers of particles held at a time
 _WIDE, _WIDE_DF = 3.0, 2.0  # scale and degrees of freedom of the defensive kernels
 _KERNEL_DF = 5.0
 _PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
-_EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 4
+_EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 3
 _BROAD = 2.5
 _RARE, _RARE_GROWTH = (
     0.05,
     4.0,
 )  # share of draws inside an event below which it is rare, and growth before kernels at it
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
-_LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 50 * _PARTICLES + 2 * n}
+_LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
 _NOT_TRIED = "no stage was tried"
 
 
@@ -258,15 +266,14 @@ class _EscalationState:
     @property
     def stages(self) -> dict[str, Callable[[Tensor], None]]:
         """What each stage does to the observations at some rows."""
-        return {REFINED: self._refined, TILTED: self._tilted, ADAPTED: self._adapted}
+        return {REFINED: self._refined, TILTED: self._tilted, ADAPTED: self._adapted, SMC: self._smc}
 
     def rows_for(self, stage: str) -> Tensor:
         """The observations that a stage may help and whose budget covers it; the others are told so."""
         wanted = {
             REFINED: torch.ones_like(self.tilt),
             TILTED: self.tilt & self.complete,
-            ADAPTED: ~self.accepted & ~(self.tilt & self.complete),
-        }[stage]
+        }.get(stage, ~self.accepted & ~(self.tilt & self.complete))
         rows = wanted.nonzero().flatten()
         if self.budget is None or stage == REFINED:
             return rows
@@ -304,12 +311,15 @@ class _EscalationState:
             if not len(rows):
                 return
             kernels = fit_kernels([Population(draws.z, log_tilt, 32, 1.0)], df=_KERNEL_DF)
-            q = self._mixture(rows, {TILTED: kernels}, {TILTED: 0.5})
+            q = self._mixture(rows, {"KERNELS": kernels}, {"KERNELS": 0.5})
             draws = draws.joined(self._draw(rows, q, self.n))
         self._sample(TILTED, rows, q)
 
     def _adapted(self, rows: Tensor) -> None:
-        """Kernels at the particles of sequential Monte Carlo, refitted to draws from them."""
+        self._refit(ADAPTED, rows, self._mixture(rows))
+
+    def _smc(self, rows: Tensor) -> None:
+        """Kernels at particles and tempered particles, and at those that matter for the query."""
         result = smc(
             self.model,
             self.x[rows],
@@ -322,7 +332,7 @@ class _EscalationState:
         )
         self.record.cost[rows] += result.n_gradients.cpu()
         reached = result.log_w.amax(0).isfinite()
-        self._add_reason(rows[~reached.cpu()], f"{ADAPTED}: sequential Monte Carlo did not reach the posterior")
+        self._add_reason(rows[~reached.cpu()], f"{SMC} did not reach the posterior")
         rows, z, log_w = rows[reached.cpu()], result.z[:, reached], result.log_w[:, reached]
         if not len(rows):
             return
@@ -331,26 +341,29 @@ class _EscalationState:
         particles = Weighted(z, log_w, torch.zeros(len(z), dtype=torch.long), None)
         populations = [Population(z, log_w, 96, 0.5), Population(z, self._query_weights(particles), 32, 0.2)]
         populations += [Population(t[:, reached], torch.zeros_like(log_w), 32, 0.15) for t in result.tempered]
-        q = self._kernel_mixture(rows, populations)
+        self._refit(SMC, rows, self._kernel_mixture(rows, populations))
+
+    def _refit(self, stage: str, rows: Tensor, q: Mixture) -> None:
+        """Fit kernels to weighted draws a few times, each time to all of them, and answer from the last."""
         draws: Weighted | None = None
         for _ in range(_REFITS):
             new = self._draw(rows, q, self.n)
-            draws = new if draws is None else draws.joined(new)
-            rows, draws, _ = self._usable(ADAPTED, rows, draws, q)
+            rows, draws, _ = self._usable(stage, rows, new if draws is None else draws.joined(new), q)
             if not len(rows):
                 return
             populations = [
-                Population(draws.z, draws.log_w, 128, 0.6),
-                Population(draws.z, 0.5 * draws.log_w, 64, 0.2),
-                Population(draws.z, self._query_weights(draws), 64, 0.2),
+                Population(draws.z, draws.log_w, 128, 0.5),
+                Population(draws.z, 0.5 * draws.log_w, 48, 0.2),
+                Population(draws.z, 0.2 * draws.log_w, 32, 0.1),
+                Population(draws.z, self._query_weights(draws), 48, 0.2),
             ]
             q = self._kernel_mixture(rows, populations)
-        self._sample(ADAPTED, rows, q)
+        self._sample(stage, rows, q)
 
     def _kernel_mixture(self, rows: Tensor, populations: list[Population]) -> Mixture:
         kernels = fit_kernels(populations, df=_KERNEL_DF)
         return self._mixture(
-            rows, {ADAPTED: kernels, "BROAD": kernels.scaled(_BROAD, _WIDE_DF)}, {ADAPTED: 0.6, "BROAD": 0.15}
+            rows, {"KERNELS": kernels, "BROAD": kernels.scaled(_BROAD, _WIDE_DF)}, {"KERNELS": 0.6, "BROAD": 0.15}
         )
 
     def _query_weights(self, draws: Weighted) -> Tensor:
@@ -469,10 +482,12 @@ class _EscalationState:
             agrees = ((planned.value - fresh.value).abs() <= _AGREEMENT * error).reshape(len(rows), -1).all(-1)
         self.floor[rows] = self.floor[rows].maximum(answer.log_evidence_low)
         complete = answer.log_evidence_high + _MISSING_EVIDENCE >= self.floor[rows]
-        if stage == ADAPTED:
+        if stage == SMC:
             allowed = _EVIDENCE_ERRORS * torch.hypot(answer.log_evidence_se, self.smc_error[rows]) + _EVIDENCE_SLACK
             complete &= (answer.log_evidence - self.smc_evidence[rows]).abs() <= allowed
         sound = (answer.verdict == Verdict.OK) & (answer.ess >= _LEAST_ESS[stage] * n)
+        if stage in (ADAPTED, SMC):  # kernels fitted to draws may miss a tail; the variance must be finite
+            sound &= ~(answer.khat > _FINITE_VARIANCE)
         return _Result(answer, ratio, sound, agrees, complete)
 
     def _planned(self, stage: str, rows: Tensor, result: _Result, n: int, n_fresh: int) -> Tensor:
@@ -484,7 +499,8 @@ class _EscalationState:
             promising = ~(answer.khat > MAX_KHAT) & (answer.ess >= 0.7 * least_ess) & result.complete
         # hits of a rare event must first become enough: their error falls as 1/n
         power = torch.where(answer.inside < FEW_HITS, 1.0, 2.0)
-        needed = (_SAFETY * n / self.n * result.ratio**power).clamp_min(1.5 * n / self.n if n_fresh else 1.0)
+        least = 1.5 * n / self.n if n_fresh else _LEAST_GROWTH[stage]
+        needed = (_SAFETY * n / self.n * result.ratio**power).clamp_min(least)
         sizes = torch.tensor(_SIZES).double()
         total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
         # where the pilot asks for a little more than is allowed, the rest of the draws will tell
@@ -550,7 +566,7 @@ class _EscalationState:
             return f"{stage}: {', '.join(parts)}; {self.record.scope.sentence(i)}"
         if not result.complete[j]:
             return f"{stage} misses posterior mass that other draws have found, or found mass that they miss"
-        if not khat <= khat_threshold(n):
+        if khat > min(khat_threshold(n), _FINITE_VARIANCE if stage in (ADAPTED, SMC) else 1):
             what = "a moment of the query may be infinite" if answer.weight_khat[j] <= MAX_KHAT else "is not reliable"
             return f"{stage}: k-hat {khat:.2f} with ESS {ess:.0f} of {n} draws: {what}"
         if not result.sound[j]:
