@@ -31,7 +31,17 @@ users call.
 """
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Answers": ("expect", "posterior", "Posterior", "Estimate", "Answer", "Decision", "Verdict"),
+    "Answers": (
+        "expect",
+        "posterior",
+        "check",
+        "Posterior",
+        "Estimate",
+        "Answer",
+        "Decision",
+        "CheckReport",
+        "Verdict",
+    ),
     "The three steps": ("ThreeStep", "VAE", "IWAE", "WW", "CHI", "CYCLIC", "AGG", "Recipe"),
     "Training": ("train", "Settings", "Member", "Fit"),
     "Proposals": ("Normal", "Student", "SplineFlow", "Prior", "Mixture", "refine"),

@@ -23,9 +23,11 @@ from vaerdict.de.calibration import Calibration as Calibration
 from vaerdict.de.calibration import calibrate as calibrate
 from vaerdict.diagnostics import Verdict as Verdict
 from vaerdict.inference import Answer as Answer
+from vaerdict.inference import CheckReport as CheckReport
 from vaerdict.inference import Decision as Decision
 from vaerdict.inference import Posterior as Posterior
 from vaerdict.inference import ThreeStep as ThreeStep
+from vaerdict.inference import check as check
 from vaerdict.inference import expect as expect
 from vaerdict.inference import posterior as posterior
 from vaerdict.models.adapters import from_scvi as from_scvi

@@ -1,5 +1,6 @@
 """The three steps: select a model, fit proposals for it, combine them and decide."""
 
+from vaerdict.inference.check import CheckReport, check
 from vaerdict.inference.class_probabilities import (
     ClassPosterior,
     amortised,
@@ -15,6 +16,7 @@ from vaerdict.inference.unconstrained import Unconstrained, unconstrained
 
 __all__ = [
     "Answer",
+    "CheckReport",
     "ClassPosterior",
     "Decision",
     "Escalation",
@@ -23,6 +25,7 @@ __all__ = [
     "ThreeStep",
     "Unconstrained",
     "amortised",
+    "check",
     "class_posterior",
     "class_weights",
     "expect",
