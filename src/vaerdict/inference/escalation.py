@@ -237,6 +237,7 @@ class _EscalationState:
     keep: bool
     latent: Tensor | None
     groups: list[Group] = field(default_factory=list)
+    patient: bool = False
 
     def __post_init__(self) -> None:
         self.proposals = {name: q for name, q in self.proposals.items() if name != "PRIOR"}  # stages add the prior
@@ -299,10 +300,16 @@ class _EscalationState:
             self._sample(REFINED, gained, self._mixture(gained))
 
     def _tilted(self, rows: Tensor) -> None:
-        """Kernels where the query differs from its mean, found by draws from wider and wider local proposals."""
+        """Kernels where the query differs from its mean; where they do not answer, more draws without them."""
+        self._sample_tilted(rows)
+        rows = rows[~self.accepted[rows]]
+        if len(rows):
+            self._sample(REFINED, rows, self._mixture(rows), patient=True)
+
+    def _sample_tilted(self, rows: Tensor) -> None:
+        """Answer with kernels fitted to draws from wider and wider local proposals, and then to draws from these."""
         local = self._local(rows)
-        scales = {f"x{s}": local.scaled(s, _KERNEL_DF) for s in _EXPLORED_SCALES}
-        q = Mixture(scales)
+        q = Mixture({f"x{s}": local.scaled(s, _KERNEL_DF) for s in _EXPLORED_SCALES})
         draws = self._draw(rows, q, self.n)
         for _ in range(_TILT_ROUNDS):
             log_tilt = self._tilt_weights(draws)
@@ -433,8 +440,9 @@ class _EscalationState:
         replicate = torch.arange(n_parts, device=z.device).repeat_interleave(size)
         return Weighted(z, log_w, source, replicate if self.sobol else None)
 
-    def _sample(self, stage: str, rows: Tensor, q: Mixture) -> None:
-        """Draw a pilot, and then as many draws as each observation needs."""
+    def _sample(self, stage: str, rows: Tensor, q: Mixture, *, patient: bool = False) -> None:
+        """Draw a pilot, and then as many draws as each observation needs; not `patient`, a rare event gets few."""
+        self.patient = patient
         pilot = self._draw(rows, q, self.n // 2)
         rows, pilot, q = self._usable(stage, rows, pilot, q)
         if len(rows):
@@ -505,7 +513,7 @@ class _EscalationState:
         total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
         # where the pilot asks for a little more than is allowed, the rest of the draws will tell
         promising &= needed <= (sizes[-1] if n_fresh else 2 * sizes[-1])
-        if stage == REFINED:  # a rare event needs other draws rather than many
+        if stage == REFINED and not self.patient:  # a rare event needs other draws rather than many
             rare = answer.inside < _RARE * answer.ess
             promising &= ~rare | (needed <= _RARE_GROWTH)
         total = (self.n * total).long()
