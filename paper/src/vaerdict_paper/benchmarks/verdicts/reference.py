@@ -17,7 +17,7 @@ from torch import Tensor
 LogDensity = Callable[[Tensor], Tensor]
 """Shapes: ``(n, d) -> (n)``."""
 
-N_PARTICLES, N_FIT, N_FINAL = 4000, 40_000, 300_000
+N_PARTICLES, N_FIT, N_FINAL = 4000, 40_000, 400_000
 _COMPONENTS, _DF, _INFLATE, _PRIOR_SHARE = 12, 7.0, 1.2, 0.03
 _STEPS = 8  # Metropolis steps per temperature
 _SURVIVORS = 0.6  # effective share of the particles from one temperature to the next
