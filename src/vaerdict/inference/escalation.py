@@ -126,10 +126,14 @@ class Tolerance(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """The assessment of some observations, and which conditions it meets. Shapes: all but `answer` ``(m,)``."""
+    """The assessment of some observations, and which conditions it meets; `hits` is ``inside`` of the fresh draws.
+
+    Shapes: all but `answer` ``(m,)``.
+    """
 
     answer: Assessment
     ratio: Tensor
+    hits: Tensor
     sound: Tensor
     agrees: Tensor
     complete: Tensor
@@ -453,7 +457,7 @@ class _EscalationState:
         """Assess draws by all of them and by the fresh ones alone, and compare with what others have found."""
         values, n = draws.values(self.query), len(draws.z)
         answer = draws.assess(values, self.smooth).cpu()
-        ratio = self.tolerance.ratio(answer)
+        ratio, hits = self.tolerance.ratio(answer), answer.inside
         agrees = torch.full_like(ratio, bool(n_fresh), dtype=torch.bool)
         if n_fresh:
             planned, fresh = (
@@ -461,7 +465,7 @@ class _EscalationState:
                 for part in (slice(n - n_fresh), slice(n - n_fresh, n))
             )
             ratio = ratio.maximum(self.tolerance.ratio(answer._replace(mcse=fresh.mcse * (n_fresh / n) ** 0.5)))
-            error = torch.hypot(planned.mcse, fresh.mcse)
+            error, hits = torch.hypot(planned.mcse, fresh.mcse), fresh.inside
             agrees = ((planned.value - fresh.value).abs() <= _AGREEMENT * error).reshape(len(rows), -1).all(-1)
         self.floor[rows] = self.floor[rows].maximum(answer.log_evidence_low)
         complete = answer.log_evidence_high + _MISSING_EVIDENCE >= self.floor[rows]
@@ -469,7 +473,7 @@ class _EscalationState:
             allowed = _EVIDENCE_ERRORS * torch.hypot(answer.log_evidence_se, self.smc_error[rows]) + _EVIDENCE_SLACK
             complete &= (answer.log_evidence - self.smc_evidence[rows]).abs() <= allowed
         sound = (answer.verdict == Verdict.OK) & (answer.ess >= _LEAST_ESS[stage] * n)
-        return _Result(answer, ratio, sound, agrees, complete)
+        return _Result(answer, ratio, hits, sound, agrees, complete)
 
     def _planned(self, stage: str, rows: Tensor, result: _Result, n: int, n_fresh: int) -> Tensor:
         """The number of draws that each observation needs in all, 0 where it has enough or more would not help."""
@@ -478,9 +482,10 @@ class _EscalationState:
             promising = result.sound & result.complete & result.agrees & ~result.accepted
         else:  # a pilot is too small to be sound
             promising = ~(answer.khat > MAX_KHAT) & (answer.ess >= 0.7 * least_ess) & result.complete
-        # hits of a rare event must first become enough: their error falls as 1/n
-        power = torch.where(answer.inside < FEW_HITS, 1.0, 2.0)
-        needed = (_SAFETY * n / self.n * result.ratio**power).clamp_min(1.5 * n / self.n if n_fresh else 1.0)
+        # hits of a rare event must first become enough, among the next draws alone too
+        few = (result.hits < FEW_HITS) & (answer.inside > 0) & (stage != REFINED)
+        growth = torch.where(few, (1 + FEW_HITS / answer.inside).minimum(result.ratio), result.ratio**2)
+        needed = (_SAFETY * n / self.n * growth).clamp_min(1.5 * n / self.n if n_fresh else 1.0)
         sizes = torch.tensor(_SIZES).double()
         total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
         # where the pilot asks for a little more than is allowed, the rest of the draws will tell
@@ -543,10 +548,11 @@ class _EscalationState:
             return f"{stage}: {', '.join(parts)}; {self.record.scope.sentence(i)}"
         if not result.complete[j]:
             return f"{stage} misses posterior mass that other draws have found, or found mass that they miss"
-        if not khat <= khat_threshold(n):
-            what = "a moment of the query may be infinite" if answer.weight_khat[j] <= MAX_KHAT else "is not reliable"
+        if not khat <= MAX_KHAT or (ratio <= 1 and khat > khat_threshold(n)):
+            infinite = answer.weight_khat[j] <= MAX_KHAT < khat
+            what = "a moment of the query may be infinite" if infinite else "is not reliable"
             return f"{stage}: k-hat {khat:.2f} with ESS {ess:.0f} of {n} draws: {what}"
-        if not result.sound[j]:
+        if not result.sound[j] and khat <= khat_threshold(n):
             return f"{stage}: ESS {ess:.0f} of {n} draws shows that the posterior does not have the proposal's shape"
         if ratio <= 1:
             return f"{stage}: two groups of draws disagree by more than {_AGREEMENT:g} standard errors"
