@@ -47,7 +47,7 @@ from vaerdict.inference.assess import Assessment, Query, Weighted, importance_we
 from vaerdict.inference.search import ModeSearch, Scope
 from vaerdict.inference.unconstrained import unconstrained
 from vaerdict.noise import Randomness, Sobol, as_source, seeded
-from vaerdict.proposals import Kernels, Mixture, Prior
+from vaerdict.proposals import Kernels, Mixture, Prior, check_latent
 from vaerdict.refinement import location
 from vaerdict.samplers import gathered, smc, systematic
 
@@ -193,7 +193,7 @@ def escalate(
             f"budget={budget} evaluations per observation do not cover n={n} draws; raise it, or lower n."
         )
     with evaluating(model, proposals):
-        _check_model(model, x)
+        _check_latents(model, x, proposals)
         space = unconstrained(model)
         if space is not None:
             proposals = {name: space.proposal(q) for name, q in proposals.items()}
@@ -584,11 +584,14 @@ class _EscalationState:
         return torch.full(values.shape[1:], torch.nan).double()
 
 
-def _check_model(model: Model, x: Tensor) -> None:
-    """Raise where the model's latents are not one tensor, which refinement and SMC need, or log_joint is unusable."""
+def _check_latents(model: Model, x: Tensor, proposals: Mapping[str, Proposal]) -> None:
+    """Raise where latents are not one tensor, which refinement and SMC need, or proposals and model differ in size."""
     z, _ = importance_weights(model, x[:1], Prior(model.prior), 2, strict=False, generator=seeded(0, x.device))
     if not isinstance(z, Tensor):
         raise ShapeError(
             f"the model's latents are a {type(z).__name__}; escalation needs one tensor (K, n_obs, d). Concatenate "
             "them in the model, or call `posterior` without a tolerance."
         )
+    for q in proposals.values():
+        first = restricted(q, torch.zeros(1, dtype=torch.long, device=x.device))
+        check_latent(first.draw(x[:1], 2, generator=seeded(0, x.device)), model.prior)
