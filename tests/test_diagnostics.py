@@ -326,7 +326,7 @@ def test_mcse_closed_form_shapes_and_strata() -> None:
 
 
 def test_events_count_effective_hits_and_give_few_of_them_an_error() -> None:
-    """Of 100 equal weights c hit an event; the columns are no hit, three, ninety-eight, forty, a constant, a density."""
+    """Of 100 equal weights c hit an event; columns: no hit, 3, 98, 40, a constant, a density."""
     f, log_w = torch.zeros(100, 2, 6), torch.zeros(100, 2).double()
     f[:3, :, 1], f[:98, :, 2], f[:40, :, 3], f[:, :, 4] = 1, 1000, 1, 7
     f[..., 5] = normal(100, 2)

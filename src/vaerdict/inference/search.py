@@ -76,8 +76,8 @@ class ModeSearch:
 
     Sixteen searches start from draws of the prior and one from a given point. Eight more start from draws of the prior
     chosen among 1024 in proportion to a power of the likelihood, the largest that keeps eight effective ones: they
-    begin where the posterior is. Where more than one mode was found or the scope is not sufficient, a second round searches
-    twice as often, and if that finds yet another mode or does not suffice, a third.
+    begin where the posterior is. Where more than one mode was found or the scope is not sufficient, a second round
+    searches twice as often, and if that finds yet another mode or does not suffice, a third.
 
     Shapes: ``x (m, p)``, ``start (m, d)``; ``cost (m,)`` counts evaluations and gradients.
     """
