@@ -283,6 +283,8 @@ class _EscalationState:
             return
         draws = self._draw(rows, self._mixture(rows), self.n)
         rows, draws, _ = self._usable(REFINED, rows, draws, self._mixture(rows))
+        if not len(rows):
+            return
         centre = torch.full_like(draws.log_w[0], 0.5, dtype=torch.float64)
         starts = gathered(draws.z, systematic(draws.log_w.double(), centre, _REPEATED_SEARCHES))
         before = self.search.cost.clone()
@@ -485,7 +487,7 @@ class _EscalationState:
         # hits of a rare event must first become enough, among the next draws alone too
         few = (result.hits < FEW_HITS) & (answer.inside > 0) & (stage != REFINED)
         growth = torch.where(few, (1 + FEW_HITS / answer.inside).minimum(result.ratio), result.ratio**2)
-        needed = (_SAFETY * n / self.n * growth).clamp_min(1.5 * n / self.n if n_fresh else 1.0)
+        needed = (_SAFETY * n / self.n * growth).clamp_min(max(1.0, 1.5 * n / self.n))
         sizes = torch.tensor(_SIZES).double()
         total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
         # where the pilot asks for a little more than is allowed, the rest of the draws will tell
