@@ -564,7 +564,7 @@ class _EscalationState:
     def _add_reason(self, rows: Tensor, failure: str) -> None:
         for i in rows.tolist():
             earlier = self.record.reason[i]
-            self.record.reason[i] = failure if earlier == _NOT_TRIED else f"{earlier}; {failure}"
+            self.record.reason[i] = failure if earlier in (_NOT_TRIED, failure) else f"{earlier}; {failure}"
 
     def finish(self) -> tuple[Escalation, list[Group]]:
         """The record, and the draws behind each answer."""
