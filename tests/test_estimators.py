@@ -95,12 +95,12 @@ def test_the_plugin_estimates_the_mean_under_q(model, x):
 # ------------------------------------------------------------------------------------------------ closed forms
 def test_values_by_hand():
     f = torch.tensor([[0.0], [1.0], [4.0]])
-    log_w = torch.tensor([[1.0], [2.0], [1.0]]).log()
+    log_w = torch.tensor([[1.0], [2.0], [2.0]]).log()
     assert estimators.plugin(f, log_w).value.item() == pytest.approx(5 / 3)
     value, mcse, ess, khat = estimators.snis(f, log_w)
-    assert value.item() == pytest.approx(1.5)
-    assert mcse.item() == pytest.approx(math.sqrt(1.5**2 + (2 * 0.5) ** 2 + 2.5**2) / 4)
-    assert ess.item() == pytest.approx(16 / 6)
+    assert value.item() == pytest.approx(2)
+    assert mcse.item() == pytest.approx(math.sqrt(2**2 + (2 * 1) ** 2 + (2 * 2) ** 2) / 5)
+    assert ess.item() == pytest.approx(25 / 9)
     assert khat.isnan().all()  # three particles have no tail to assess
     assert value.dtype == torch.float64
 
@@ -238,6 +238,6 @@ def test_a_stratum_of_one_draw_is_counted_as_if_not_stratified(generator):
 
 @pytest.mark.parametrize("estimator", [estimators.plugin, estimators.snis, estimators.psis])
 def test_an_indicator_that_never_varied_has_a_positive_error(estimator):
-    f, log_w = torch.zeros(98, 2, dtype=torch.float64), torch.zeros(98, 2, dtype=torch.float64)
-    torch.testing.assert_close(estimator(f, log_w).mcse, torch.full((2,), 0.01, dtype=torch.float64))
+    f, log_w = torch.zeros(100, 2, dtype=torch.float64), torch.zeros(100, 2, dtype=torch.float64)
+    torch.testing.assert_close(estimator(f, log_w).mcse, torch.full((2,), 0.02, dtype=torch.float64))
     assert (estimator(f + 7, log_w).mcse < 1e-12).all()  # not an indicator: a constant is known exactly

@@ -370,16 +370,16 @@ def test_the_root_by_cholesky_agrees_with_that_by_qr(ratio, monkeypatch):
     state = search(spectrum(ratio, 5, 6), rotations(5, 6))
     with monkeypatch.context() as patch:
         patch.setattr(torch.linalg, "qr", lambda _: pytest.fail("a well-conditioned root needs no QR"))
-        by_cholesky = state.root()
+        by_cholesky = state.root(1.0)
     monkeypatch.setattr("vaerdict.refinement._MAX_CONDITION", 0.0)
-    torch.testing.assert_close(by_cholesky, state.root(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(by_cholesky, state.root(1.0), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("ratio", [4 * _MAX_CONDITION, 1e14, 1e20])
 def test_an_ill_conditioned_root_is_accurate(ratio):
     """The covariance matrix itself would have lost the digits of the root."""
     state = search(spectrum(ratio, 5, 6), rotations(5, 6))
-    root, axes = state.root(), state.basis * state.curvature.rsqrt().unsqueeze(-2)
+    root, axes = state.root(1.0), state.basis * state.curvature.rsqrt().unsqueeze(-2)
     # with R R' = A A' the matrix R^-1 A is orthogonal
     rotation = torch.linalg.solve_triangular(root, axes, upper=False)
     torch.testing.assert_close(rotation @ rotation.mT, torch.eye(6, dtype=DOUBLE).expand(5, 6, 6), rtol=0, atol=1e-5)
@@ -387,13 +387,20 @@ def test_an_ill_conditioned_root_is_accurate(ratio):
     torch.testing.assert_close(log_det, -0.5 * state.curvature.log().sum(-1), rtol=0, atol=1e-12)
 
 
+def test_a_curvature_below_the_least_one_is_replaced_by_the_prior():
+    state = search(torch.tensor([[0.25, 4.0]], dtype=DOUBLE), torch.eye(2, dtype=DOUBLE).expand(1, 2, 2))
+    state = state._replace(floor=torch.ones(1, 1, dtype=DOUBLE))
+    for least_curvature, sd in ((1.0, [1.0, 0.5]), (0.25, [2.0, 0.5])):
+        assert state.root(least_curvature)[0].diagonal().tolist() == pytest.approx(sd)
+
+
 def test_ill_and_well_conditioned_roots_may_be_in_one_batch():
     curvature = torch.stack([spectrum(ratio, 3, 4) for ratio in (10.0, 1e12)])
-    root = search(curvature, rotations(6, 4).reshape(2, 3, 4, 4)).root()
+    root = search(curvature, rotations(6, 4).reshape(2, 3, 4, 4)).root(1.0)
     assert torch.equal(root, root.tril())
     assert (root.diagonal(dim1=-2, dim2=-1) > 0).all()
     for i in range(2):
-        alone = search(curvature[i], rotations(6, 4).reshape(2, 3, 4, 4)[i]).root()
+        alone = search(curvature[i], rotations(6, 4).reshape(2, 3, 4, 4)[i]).root(1.0)
         torch.testing.assert_close(root[i], alone)
 
 

@@ -102,7 +102,7 @@ def test_step_three_answers_for_the_selected_model(steps):
     assert (escalated.verdict == Verdict.OK).all()
     exact = model.tail_probability(X, torch.zeros(1))[:, 0]
     assert (escalated.expect(positive).value - exact).abs().max() < 5.5 * 0.05  # in 30: fails at a rate of 1e-6
-    with pytest.raises(SettingError, match="query= and budget= belong to escalation"):
+    with pytest.raises(SettingError, match="query=, rtol= and budget= belong to escalation"):
         steps.posterior(X, 500, query=positive)
 
 

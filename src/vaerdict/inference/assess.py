@@ -220,13 +220,19 @@ class Weighted(NamedTuple):
 
 
 def evaluate(query: Query, z: Latent, log_w: Tensor) -> Tensor:
-    """The query at every particle; raises where its shape does not begin with that of the log-weights."""
+    """The query at every particle; raises where its shape does not begin with that of the log-weights.
+
+    Where a weight is zero in float64 a value that is not finite is replaced by zero: draws in a far tail may overflow.
+    """
     values = query(z)
     if not isinstance(values, Tensor) or values.shape[: log_w.dim()] != log_w.shape:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ShapeError(
             f"f returned {shape}; it must return one value per particle, shape {tuple(log_w.shape)} first."
         )
+    if values.is_floating_point() and not bool(values.isfinite().all()):
+        weightless = log_normalise(log_w.double()).exp() == 0
+        values = torch.where(expand_trailing(weightless, values) & ~values.isfinite(), 0, values)
     return values
 
 

@@ -48,7 +48,7 @@ from vaerdict.inference.assess import Assessment, Query, Weighted, importance_we
 from vaerdict.inference.search import ModeSearch, Scope
 from vaerdict.inference.unconstrained import unconstrained
 from vaerdict.noise import Randomness, Sobol, as_source, seeded
-from vaerdict.proposals import Kernels, Mixture, Prior
+from vaerdict.proposals import Kernels, Mixture, Prior, check_latent
 from vaerdict.refinement import location
 from vaerdict.samplers import gathered, smc, systematic
 
@@ -138,10 +138,14 @@ class Tolerance(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """The assessment of some observations, and which conditions it meets. Shapes: all but `answer` ``(m,)``."""
+    """The assessment of some observations, and which conditions it meets; `hits` is ``inside`` of the fresh draws.
+
+    Shapes: all but `answer` ``(m,)``.
+    """
 
     answer: Assessment
     ratio: Tensor
+    hits: Tensor
     sound: Tensor
     agrees: Tensor
     complete: Tensor
@@ -201,7 +205,7 @@ def escalate(
             f"budget={budget} evaluations per observation do not cover n={n} draws; raise it, or lower n."
         )
     with evaluating(model, proposals):
-        _check_model(model, x)
+        _check_latents(model, x, proposals)
         space = unconstrained(model)
         if space is not None:
             proposals = {name: space.proposal(q) for name, q in proposals.items()}
@@ -291,6 +295,8 @@ class _EscalationState:
             return
         draws = self._draw(rows, self._mixture(rows), self.n)
         rows, draws, _ = self._usable(REFINED, rows, draws, self._mixture(rows))
+        if not len(rows):
+            return
         centre = torch.full_like(draws.log_w[0], 0.5, dtype=torch.float64)
         starts = gathered(draws.z, systematic(draws.log_w.double(), centre, _REPEATED_SEARCHES))
         before = self.search.cost.clone()
@@ -478,7 +484,7 @@ class _EscalationState:
         """Assess draws by all of them and by the fresh ones alone, and compare with what others have found."""
         values, n = draws.values(self.query), len(draws.z)
         answer = draws.assess(values, self.smooth).cpu()
-        ratio = self.tolerance.ratio(answer)
+        ratio, hits = self.tolerance.ratio(answer), answer.inside
         agrees = torch.full_like(ratio, bool(n_fresh), dtype=torch.bool)
         if n_fresh:
             planned, fresh = (
@@ -486,7 +492,7 @@ class _EscalationState:
                 for part in (slice(n - n_fresh), slice(n - n_fresh, n))
             )
             ratio = ratio.maximum(self.tolerance.ratio(answer._replace(mcse=fresh.mcse * (n_fresh / n) ** 0.5)))
-            error = torch.hypot(planned.mcse, fresh.mcse)
+            error, hits = torch.hypot(planned.mcse, fresh.mcse), fresh.inside
             agrees = ((planned.value - fresh.value).abs() <= _AGREEMENT * error).reshape(len(rows), -1).all(-1)
         self.floor[rows] = self.floor[rows].maximum(answer.log_evidence_low)
         complete = answer.log_evidence_high + _MISSING_EVIDENCE >= self.floor[rows]
@@ -496,7 +502,7 @@ class _EscalationState:
         sound = (answer.verdict == Verdict.OK) & (answer.ess >= _LEAST_ESS[stage] * n)
         if stage in (ADAPTED, SMC):  # kernels fitted to draws may miss a tail; the variance must be finite
             sound &= ~(answer.khat > _FINITE_VARIANCE)
-        return _Result(answer, ratio, sound, agrees, complete)
+        return _Result(answer, ratio, hits, sound, agrees, complete)
 
     def _planned(self, stage: str, rows: Tensor, result: _Result, n: int, n_fresh: int) -> Tensor:
         """The number of draws that each observation needs in all, 0 where it has enough or more would not help."""
@@ -505,10 +511,10 @@ class _EscalationState:
             promising = result.sound & result.complete & result.agrees & ~result.accepted
         else:  # a pilot is too small to be sound
             promising = ~(answer.khat > MAX_KHAT) & (answer.ess >= 0.7 * least_ess) & result.complete
-        # hits of a rare event must first become enough: their error falls as 1/n
-        power = torch.where(answer.inside < FEW_HITS, 1.0, 2.0)
-        least = 1.5 * n / self.n if n_fresh else _LEAST_GROWTH[stage]
-        needed = (_SAFETY * n / self.n * result.ratio**power).clamp_min(least)
+        # hits of a rare event must first become enough, among the next draws alone too; until then errors fall as 1/n
+        few = (result.hits < FEW_HITS) | (answer.inside < FEW_HITS)
+        growth = torch.where(few, (1 + FEW_HITS / answer.inside).minimum(result.ratio), result.ratio**2)
+        needed = (_SAFETY * n / self.n * growth).clamp_min(max(_LEAST_GROWTH[stage], 1.5 * n / self.n))
         sizes = torch.tensor(_SIZES).double()
         total = sizes[torch.searchsorted(sizes, needed).clamp_max(len(sizes) - 1)]
         # where the pilot asks for a little more than is allowed, the rest of the draws will tell
@@ -574,10 +580,12 @@ class _EscalationState:
             return f"{stage}: {', '.join(parts)}; {self.record.scope.sentence(i)}"
         if not result.complete[j]:
             return f"{stage} misses posterior mass that other draws have found, or found mass that they miss"
-        if khat > min(khat_threshold(n), _FINITE_VARIANCE if stage in (ADAPTED, SMC) else 1):
-            what = "a moment of the query may be infinite" if answer.weight_khat[j] <= MAX_KHAT else "is not reliable"
+        largest = _FINITE_VARIANCE if stage in (ADAPTED, SMC) else MAX_KHAT
+        if not khat <= largest or (ratio <= 1 and khat > khat_threshold(n)):
+            infinite = answer.weight_khat[j] <= largest < khat
+            what = "a moment of the query may be infinite" if infinite else "is not reliable"
             return f"{stage}: k-hat {khat:.2f} with ESS {ess:.0f} of {n} draws: {what}"
-        if not result.sound[j]:
+        if not result.sound[j] and khat <= khat_threshold(n):
             return f"{stage}: ESS {ess:.0f} of {n} draws shows that the posterior does not have the proposal's shape"
         if ratio <= 1:
             return f"{stage}: two groups of draws disagree by more than {_AGREEMENT:g} standard errors"
@@ -587,7 +595,7 @@ class _EscalationState:
     def _add_reason(self, rows: Tensor, failure: str) -> None:
         for i in rows.tolist():
             earlier = self.record.reason[i]
-            self.record.reason[i] = failure if earlier == _NOT_TRIED else f"{earlier}; {failure}"
+            self.record.reason[i] = failure if earlier in (_NOT_TRIED, failure) else f"{earlier}; {failure}"
 
     def finish(self) -> tuple[Escalation, list[Group]]:
         """The record, and the draws behind each answer."""
@@ -609,11 +617,14 @@ class _EscalationState:
         return torch.full(values.shape[1:], torch.nan).double()
 
 
-def _check_model(model: Model, x: Tensor) -> None:
-    """Raise where the model's latents are not one tensor, which refinement and SMC need, or log_joint is unusable."""
+def _check_latents(model: Model, x: Tensor, proposals: Mapping[str, Proposal]) -> None:
+    """Raise where latents are not one tensor, which refinement and SMC need, or proposals and model differ in size."""
     z, _ = importance_weights(model, x[:1], Prior(model.prior), 2, strict=False, generator=seeded(0, x.device))
     if not isinstance(z, Tensor):
         raise ShapeError(
             f"the model's latents are a {type(z).__name__}; escalation needs one tensor (K, n_obs, d). Concatenate "
             "them in the model, or call `posterior` without a tolerance."
         )
+    for q in proposals.values():
+        first = restricted(q, torch.zeros(1, dtype=torch.long, device=x.device))
+        check_latent(first.draw(x[:1], 2, generator=seeded(0, x.device)), model.prior)

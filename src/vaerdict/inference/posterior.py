@@ -324,7 +324,8 @@ def posterior(
     source, names = torch.zeros(n, dtype=torch.long), ("q",)
     if isinstance(q, Mixture):
         source, names = q.source(n), tuple(q.components)
-    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes)
+    same_kind = type(probes) is type(z)  # a prior may be of one tensor, where the latent is a tuple of its parts
+    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes if same_kind else None)
 
 
 def _escalated(x: Tensor, record: Escalation, groups: list[Group], smooth: bool, d: int) -> Posterior:

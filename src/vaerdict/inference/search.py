@@ -42,7 +42,8 @@ _CHUNK = 2**23  # numbers held at a time
 class Scope:
     """What was searched before an answer was given, one entry per observation.
 
-    ``modes`` is the number of modes found that hold a hundredth of the posterior or more by their curvature. ``alone``
+    ``modes`` is the number of modes found that hold a hundredth of the posterior or more by their curvature (half as
+    much as the largest, where that is less). ``alone``
     is the share of searches that ended at such a mode as the only one: by Good and Turing, it estimates the probability
     that one more search would find yet another mode. ``basin`` is the largest share of the prior from which a missed
     mode may be reached: had it been larger, one of the searches from random draws of the prior would have found the
@@ -157,7 +158,7 @@ class ModeSearch:
         volume = tril.double().diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_mass = _normalised(value + volume - size.log())
         mass = torch.einsum("ijm,jm->im", same, log_mass.exp())  # of the mode at which each search ended
-        matters = usable & (mass >= _LEAST_MASS)
+        matters = usable & (mass >= (0.5 * mass.amax(0)).clamp_max(_LEAST_MASS))
         alone = matters & (size == 1)
         scope = self.scope
         scope.modes[rows] = torch.where(matters, 1 / size, 0).sum(0).round().long().cpu()
