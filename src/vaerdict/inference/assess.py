@@ -143,6 +143,7 @@ def assess(
     source: Tensor | None = None,
     replicate: Tensor | None = None,
     probes: Tensor | None = None,
+    bounded: bool = False,
     smooth: bool = True,
 ) -> Assessment:
     """Expectation, error, event counts and verdict of a query from weighted particles.
@@ -161,6 +162,9 @@ def assess(
         the error is then that between randomisations.
     probes
         The query at points that are not draws, ``(M, *batch, *out)``: what else it may be (see `diagnostics.events`).
+    bounded
+        Whether the query is known to be bounded, as probabilities are. It cannot then make the tail of the weights
+        heavier, and its k-hat is theirs.
     smooth
         Whether the weights are Pareto-smoothed.
     """
@@ -172,7 +176,7 @@ def assess(
         mcse = _replicate_mcse(values, log_w, replicate)
     few = diagnostics.events(values, log_w, probes=probes)
     mcse = mcse.maximum(few.mcse)
-    khat = _over_outputs(diagnostics.khat_of(values, log_w), log_w)
+    khat = weight_khat if bounded else _over_outputs(diagnostics.khat_of(values, log_w), log_w)
     return Assessment(
         value=value,
         mcse=mcse,

@@ -6,7 +6,7 @@ With latents :math:`(z_k, u_{kc})` drawn for every class from proposals given th
 .. math:: p(c \mid x) \approx \frac{\sum_k w_{kc}}{\sum_k W_k}, \quad W_k = \sum_c w_{kc}:
 
 self-normalised importance sampling of the class probabilities :math:`w_{kc} / W_k` with weights :math:`W_k`. Standard
-error, effective sample size and k-hat are therefore those of `vaerdict.estimators`. All computations are in log space.
+error, effective sample size and k-hat are therefore those of any other query (`assess`). All computations are in log space.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vaerdict import diagnostics, estimators
-from vaerdict.core import Progress, Proposal, SettingError, check_count, log_mean_exp, silent
+from vaerdict.core import Progress, Proposal, SettingError, check_count, silent
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Elliptical
+from vaerdict.inference.assess import assess
 from vaerdict.models.m1m2 import M1M2, ClassPrior, ClassProposal, PerClass, Recognition, per_class
 from vaerdict.noise import Randomness
 from vaerdict.proposals import Mixture
@@ -57,11 +57,10 @@ class ClassPosterior:
     @classmethod
     def from_weights(cls, log_w: Tensor, *, smooth: bool = True) -> ClassPosterior:
         """Class probabilities from log-weights per class. Shapes: ``(K, n, classes) -> ClassPosterior``."""
-        marginal = torch.logsumexp(log_w.double(), -1)
-        estimator = estimators.psis if smooth else estimators.snis
-        prob, mcse, ess, khat = estimator(torch.softmax(log_w.double(), -1), marginal)
-        verdict = diagnostics.verdict(khat, ess, len(log_w))
-        return cls(prob, mcse, ess, khat, verdict, log_mean_exp(marginal), torch.zeros_like(verdict), ("q",))
+        prob, marginal = torch.softmax(log_w.double(), -1), torch.logsumexp(log_w.double(), -1)
+        answer = assess(prob, marginal, bounded=True, smooth=smooth)
+        stage = torch.zeros_like(answer.verdict)
+        return cls(*answer.estimate, answer.verdict, answer.log_evidence, stage, ("q",))
 
     @classmethod
     def concatenated(cls, chunks: Sequence[ClassPosterior]) -> ClassPosterior:
@@ -144,13 +143,13 @@ def class_posterior(
     k: int = 200,
     *,
     generator: Randomness,
-    tolerance: float = 0.02,
+    tolerance: float = 0.04,
     smooth: bool = True,
     progress: Progress = silent,
 ) -> ClassPosterior:
     """P(c | x) of each observation from the first stage whose answer is reliable, else from the last stage.
 
-    An answer is reliable if its verdict is OK and the standard error of every class is at most `tolerance`.
+    An answer is reliable if its verdict is OK and twice the standard error of every class is at most `tolerance`.
     Observations are processed in chunks, so memory beyond the result is bounded.
 
     Parameters
@@ -166,7 +165,7 @@ def class_posterior(
     generator
         Source of randomness.
     tolerance
-        Largest acceptable standard error of a class probability.
+        Largest acceptable error of a class probability, in about 95 % of cases.
     smooth
         Whether weights are Pareto-smoothed.
     progress
@@ -200,7 +199,7 @@ def class_posterior(
         answer = ClassPosterior.concatenated(chunks)
         answer = replace(answer, stage=torch.full_like(answer.stage, number), stages=tuple(stages))
         answers = answer if answers is None else answers.replaced(remaining, answer)
-        reliable = answers.certified & (answers.mcse.amax(-1) <= tolerance)
+        reliable = answers.certified & (2 * answers.mcse.amax(-1) <= tolerance)
         remaining = (~reliable).nonzero().flatten()
         if not len(remaining):
             break

@@ -200,6 +200,7 @@ class ThreeStep:
         n: int = 1000,
         *,
         tolerance: float | None = None,
+        rtol: float = 0.0,
         query: Query | None = None,
         budget: int | None = None,
         generator: Randomness | None = None,
@@ -215,7 +216,7 @@ class ThreeStep:
             Number of particles per observation.
         tolerance
             If given, each observation is escalated, starting from the first of `proposals`.
-        query, budget, generator, progress
+        rtol, query, budget, generator, progress
             As for `vaerdict.posterior`.
         """
         mixture = self.mixture()
@@ -226,6 +227,7 @@ class ThreeStep:
             n,
             shares=mixture.shares if tolerance is None else None,
             tolerance=tolerance,
+            rtol=rtol,
             query=query,
             budget=budget,
             generator=generator,
@@ -385,7 +387,7 @@ def _score(fit: Fit, x: Tensor, n: int) -> _Scored:
 
 
 def _best_first(model: Model, proposals: Mapping[str, Proposal], x: Tensor, *, n: int = 1000) -> dict[str, Proposal]:
-    """Proposals in falling order of held-out ESS, because escalation uses the first one first."""
+    """Proposals in falling order of held-out ESS, because mode searches start from the first."""
     ess = {}
     for name, q in proposals.items():
         log_w = importance_weights(model, x, q, n, generator=seeded(0, x.device))[1].double()
