@@ -6,7 +6,8 @@ With latents :math:`(z_k, u_{kc})` drawn for every class from proposals given th
 .. math:: p(c \mid x) \approx \frac{\sum_k w_{kc}}{\sum_k W_k}, \quad W_k = \sum_c w_{kc}:
 
 self-normalised importance sampling of the class probabilities :math:`w_{kc} / W_k` with weights :math:`W_k`. Standard
-error, effective sample size and k-hat are therefore those of any other query (`assess`). All computations are in log space.
+error, effective sample size and k-hat are therefore those of any other query (`vaerdict.inference.assess`). All
+computations are in log space.
 """
 
 from __future__ import annotations
