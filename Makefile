@@ -7,7 +7,7 @@ DATA := $(abspath ../shared/data)
 ifneq ($(wildcard $(DATA)),)
 export VAERDICT_DATA ?= $(DATA)
 endif
-.PHONY: install demo test test-slow test-gpu lint format bench docs readme tutorials clean
+.PHONY: install demo test test-slow test-gpu lint format bench docs figures readme tutorials clean
 
 install: $(STAMP)
 
@@ -43,6 +43,10 @@ bench: install
 	$(BIN)/vaerdict bench all --out paper/results/bench
 
 docs: install
+	$(BIN)/python docs/reference.py
+
+figures: install
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/verdicts.py
 	$(BIN)/python docs/reference.py
 
 readme: install

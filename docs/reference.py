@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import json
 import re
 import textwrap
 import tomllib
@@ -19,6 +20,8 @@ import vaerdict as vd
 from vaerdict.de import columns
 from vaerdict.de.columns import column_table
 from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.inference import escalation, search
+from vaerdict.inference.posterior import _CONFIRMED_ERRORS
 from vaerdict.options import option_table
 
 DOCS = Path(__file__).parent
@@ -74,6 +77,15 @@ EXTRAS = {
 }
 """What each extra of pyproject.toml is for."""
 
+STAGES = {
+    "REFINED": "local proposals at the modes found, the given proposals, wide Student-t kernels and the prior",
+    "TILTED": "the same, and kernels where the query differs from its mean; only where the weights are reliable and "
+    "the query is not, such as the probability of a rare event",
+    "ADAPTED": "kernels fitted to particles of sequential Monte Carlo from the prior, and refitted to weighted draws; "
+    "only where the posterior does not have the shape of its curvature, or where mass was missed",
+}
+"""Where the draws of each stage of escalation come from."""
+
 SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "References", "Examples")
 
 
@@ -89,6 +101,7 @@ def blocks() -> dict[str, dict[str, str]]:
         },
         "classify.md": {"scores": _scores()},
         "index.md": {"extras": _extras()},
+        "verdicts.md": {"stages": _stages(), "limits": _limits(), **_captions()},
     }
 
 
@@ -114,6 +127,61 @@ def _extras() -> str:
     names = {extra: ", ".join(re.split(r"[<>=]", package)[0] for package in declared[extra]) for extra in EXTRAS}
     rows = [f"| `{extra}` | {EXTRAS[extra]} | {names[extra]} |" for extra in EXTRAS]
     return "\n".join(["| extra | for | packages |", "|---|---|---|", *rows])
+
+
+def _stages() -> str:
+    if STAGES.keys() != set(escalation.STAGES):
+        raise SystemExit(f"STAGES must describe the stages of escalation: {', '.join(escalation.STAGES)}.")
+    rows = [f"| `{name}` | {STAGES[name]} |" for name in escalation.STAGES]
+    return "\n".join(["| stage | where its draws come from |", "|---|---|", *rows])
+
+
+def _limits() -> str:
+    """The constants on which a verdict depends."""
+    limits = {
+        "largest k-hat": f"min(1 - 1/log10 K, {vd.diagnostics.MAX_KHAT:g}) for K draws",
+        "least share of effective draws": ", ".join(
+            f"{share:.0%} ({stage})" for stage, share in escalation._LEAST_ESS.items()
+        ),
+        "largest number of draws": f"{escalation.MAX_GROWTH:g} times `n`",
+        "largest distance of planned from fresh draws": f"{escalation._AGREEMENT:g} standard errors",
+        "event with few draws inside": f"fewer than {vd.diagnostics.FEW_HITS} effective ones",
+        "largest share of searches that end alone, for ok": f"{search.MAX_ALONE:.0%}",
+        "largest share of the posterior that may be missing, for ok": f"{search.MAX_MISSING:.0%}",
+        "largest distance of a confirmed answer from its repetition": f"{_CONFIRMED_ERRORS:g} standard errors",
+    }
+    return "\n".join(["| limit | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in limits.items())])
+
+
+def _captions() -> dict[str, str]:
+    """The pictures of verdicts.md with the numbers of the run that drew them (figures/verdicts.py)."""
+    results = json.loads((DOCS / "figures" / "verdicts.json").read_text(encoding="utf-8"))
+    captions = {name: _caption(name, results[name]) for name in ("banana", "ring", "two-modes", "spike")}
+    narrow, wider = results["spike"], results["wider-spike"]
+    captions["spike"] += (
+        f"\n\nThis question was asked {narrow['n_answers']} times, with independent searches. {_tally(narrow)}. "
+        f"With a spike {wider['width'] / narrow['width']:.2g} times as wide: {_tally(wider)}."
+    )
+    return captions
+
+
+def _tally(row: dict[str, Any]) -> str:
+    wrong = row["n_ok"] - row["n_ok_right"]
+    others = (
+        f"{row['n_caution']} have the verdict caution and {row['n_answers'] - row['n_ok'] - row['n_caution']} refuse"
+    )
+    return f"{row['n_ok']} answers are ok, {wrong} of them off by more than the tolerance; {others}"
+
+
+def _caption(name: str, row: dict[str, Any]) -> str:
+    error = row["value"] - row["truth"]
+    return (
+        f"![Posterior, draws and modes found: {name}](figures/{name}.png)\n\n"
+        f"*{row['question']}: {row['verdict'].lower()}, stage {row['stage']}. Answer {row['value']:.3f}, standard "
+        f"error {row['mcse']:.3f}; the truth is {row['truth']:.3f}, so the true error is {abs(error):.3f} "
+        f"({abs(error) / row['mcse']:.1f} standard errors). {row['draws']:,} draws, {row['cost']:,} evaluations. "
+        f"Scope: {row['scope']}; `missing` is {row['missing']:.0%}.*"
+    )
 
 
 def filled(page: str, texts: dict[str, str]) -> str:

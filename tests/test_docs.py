@@ -101,6 +101,21 @@ def test_de_tells_when_a_model_runs():
     assert named == model | {"--model DIR", "--scale pair"}
 
 
+# --------------------------------------------------------------------------------------------------------- verdicts
+def test_verdicts_explains_reasons_that_the_code_gives():
+    page = (DOCS / "verdicts.md").read_text(encoding="utf-8")
+    reasons = re.findall(r"^\| `([^`]+)` \|", page.split("\n## Refusals\n")[1].split("\n## ")[0], re.MULTILINE)
+    source = "".join((ROOT / f"src/vaerdict/inference/{name}.py").read_text() for name in ("escalation", "posterior"))
+    assert len(reasons) > 5
+    assert not [reason for reason in reasons if reason not in source]
+
+
+def test_pictures_are_small():
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "figures").glob("*.png")}
+    assert len(sizes) == 4
+    assert max(sizes.values()) < 80_000, sizes
+
+
 # ------------------------------------------------------------------------------------------------------------ pages
 def test_the_readme_is_short():
     words = len((ROOT / "README.md").read_text(encoding="utf-8").split())
