@@ -154,11 +154,14 @@ def test_draws_grow_until_twice_the_error_is_within_the_tolerance():
 
 
 def test_draws_grow_no_further_than_sixteen_times_n():
-    answer = expect(MODEL, X, lambda z: z, None, 128, tolerance=0.02, generator=seeded(3))
-    assert (answer.draws <= MAX_GROWTH * 128).all()
-    answered = ok(answer)
-    assert (2 * answer.mcse[answered] <= 0.02).all()
-    assert (answer.draws[answered] == MAX_GROWTH * 128).any()
+    """The mean of N(0, 1) has twice its error below 0.056 with 1300 draws or a few more, that is 10 times n."""
+    enough = expect(Plain(), ORIGIN, lambda z: z, None, 128, tolerance=0.056, generator=seeded(3))
+    too_few = expect(Plain(), ORIGIN, lambda z: z, None, 128, tolerance=0.02, generator=seeded(3))
+    assert MAX_GROWTH == 16
+    assert (enough.draws >= 12 * 128).sum() > 10
+    assert ok(enough).sum() > 10
+    assert (too_few.verdict == Verdict.REFUSE).all()
+    assert max(enough.draws.max(), too_few.draws.max()) <= 16 * 128
 
 
 def test_the_larger_of_the_two_tolerances_counts():
