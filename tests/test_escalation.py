@@ -154,11 +154,14 @@ def test_draws_grow_until_twice_the_error_is_within_the_tolerance():
 
 
 def test_draws_grow_no_further_than_sixteen_times_n():
-    answer = expect(MODEL, X, lambda z: z, None, 128, tolerance=0.02, generator=seeded(3))
-    assert (answer.draws <= MAX_GROWTH * 128).all()
-    answered = ok(answer)
-    assert (2 * answer.mcse[answered] <= 0.02).all()
-    assert (answer.draws[answered] == MAX_GROWTH * 128).any()
+    """The mean of N(0, 1) has twice its error below 0.056 with 1300 draws or a few more, that is 10 times n."""
+    enough = expect(Plain(), ORIGIN, lambda z: z, None, 128, tolerance=0.056, generator=seeded(3))
+    too_few = expect(Plain(), ORIGIN, lambda z: z, None, 128, tolerance=0.02, generator=seeded(3))
+    assert MAX_GROWTH == 16
+    assert (enough.draws >= 12 * 128).sum() > 10
+    assert ok(enough).sum() > 10
+    assert (too_few.verdict == Verdict.REFUSE).all()
+    assert max(enough.draws.max(), too_few.draws.max()) <= 16 * 128
 
 
 def test_the_larger_of_the_two_tolerances_counts():
@@ -455,11 +458,11 @@ def test_quadrature_itself():
 @pytest.fixture(scope="module")
 def ring() -> tuple[Tensor, Posterior]:
     x = torch.linspace(0.8, 2.2, 24, dtype=torch.double).unsqueeze(-1)
-    return x, posterior(Ring(), x, {}, 1024, tolerance=0.3, query=moments, generator=seeded(8))
+    return x, posterior(Ring(), x, {}, 512, tolerance=0.3, query=moments, generator=seeded(8))
 
 
 def test_kernels_answer_where_no_ellipse_fits(ring):
-    """Of 36 scores or more the mean square is 1 +- 0.24 and the largest exceeds 4.5 once in 2000 runs."""
+    """Of 36 scores or more the mean square is 1 +- 0.24; of 396 scores, 2 were beyond three errors."""
     x, answer = ring
     assert answer.record is not None
     accepted = answer.verdict != Verdict.REFUSE
@@ -468,10 +471,10 @@ def test_kernels_answer_where_no_ellipse_fits(ring):
     estimate, exact = answer.expect(moments), Ring().exact(x, moments)
     assert (2 * estimate.mcse[accepted] <= 0.3).all()
     torch.testing.assert_close(answer.record.mcse, estimate.mcse, rtol=1e-12, atol=0)
-    score = ((estimate.value - exact) / estimate.mcse)[accepted]
+    score = ((estimate.value - exact) / estimate.mcse)[ok(answer)]
     assert 0.3 < score.square().mean() < 2
-    assert score.abs().max() < 4.5
-    assert (answer.record.cost[accepted] > 10 * 1024).all()
+    assert (score.abs() > 3).sum() <= 3  # more are expected once in 5000 runs
+    assert (answer.record.cost[accepted] > 10 * 512).all()
 
 
 def test_a_query_without_a_mean_is_refused_after_kernels_too(ring):

@@ -98,13 +98,13 @@ def test_a_model_of_your_own(tmp_path):
     notebook, facts = executed(path, tmp_path, OWN_FACTS)
     assert complaints(notebook) == []
     assert output_types(notebook) == output_types(nbformat.read(path, as_version=4))
-    assert "Monte-Carlo error" in printed(notebook)
+    assert "twice the error is" in printed(notebook)
     # weights correct a poor encoder; escalation and the three steps answer for nearly all pumps
     assert facts["ok_poor"] < facts["ok"]
     assert facts["weighted_poor"] < facts["alone_poor"] / 3
     assert facts["escalated_ok"] >= 190
     assert facts["escalated_off"] < 0.02
-    assert {"PSIS", "REFINED"} <= set(facts["stages"])
+    assert "REFINED" in facts["stages"]
     assert facts["selected"] in {"VAE", "IWAE"}
     assert facts["three_steps_ok"] >= 160
     assert facts["three_steps_off"] < 0.02

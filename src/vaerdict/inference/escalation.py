@@ -84,7 +84,7 @@ _RARE, _RARE_GROWTH = (
     4.0,
 )  # share of draws inside an event below which it is rare, and growth before kernels at it
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
-_LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
+_LEAST_COST = {TILTED: lambda n: 3 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
 _NOT_TRIED = "no stage was tried"
 
 
@@ -289,7 +289,10 @@ class _EscalationState:
 
     def _refined(self, rows: Tensor) -> None:
         """Local proposals at the modes; where their weights are uneven, modes are searched from large ones too."""
-        self._sample(REFINED, rows, self._mixture(rows))
+        trusted = self._trusted(rows)
+        for part, given_share in ((rows[~trusted], 0.2), (rows[trusted], 0.6)):
+            if len(part):
+                self._sample(REFINED, part, self._mixture(part, given_share=given_share))
         rows = rows[~self.even[rows]]
         if not len(rows):
             return
@@ -305,6 +308,16 @@ class _EscalationState:
         if len(gained):
             self._sample(REFINED, gained, self._mixture(gained))
 
+    def _trusted(self, rows: Tensor) -> Tensor:
+        """Observations whose weights would be more even if most draws came from the given proposals."""
+        if not self.proposals:
+            return torch.zeros(len(rows), dtype=torch.bool)
+        q, other = self._mixture(rows), self._mixture(rows, given_share=0.6)
+        draws, x = self._draw(rows, q, self.n // 4), self.x[rows]
+        ratio = q.log_prob(draws.z, x) - other.log_prob(draws.z, x)
+        log_w = log_normalise(torch.nan_to_num(draws.log_w.double(), nan=-torch.inf, posinf=-torch.inf))
+        return ((2 * log_w + ratio).logsumexp(0) < (2 * log_w).logsumexp(0)).cpu()
+
     def _tilted(self, rows: Tensor) -> None:
         """Kernels where the query differs from its mean; where they do not answer, more draws without them."""
         self._sample_tilted(rows)
@@ -316,7 +329,7 @@ class _EscalationState:
         """Answer with kernels fitted to draws from wider and wider local proposals, and then to draws from these."""
         local = self._local(rows)
         q = Mixture({f"x{s}": local.scaled(s, _KERNEL_DF) for s in _EXPLORED_SCALES})
-        draws = self._draw(rows, q, self.n)
+        draws = self._draw(rows, q, self.n // 2)
         for _ in range(_TILT_ROUNDS):
             log_tilt = self._tilt_weights(draws)
             found = log_tilt.amax(0).isfinite().nonzero().flatten()
@@ -325,7 +338,7 @@ class _EscalationState:
                 return
             kernels = fit_kernels([Population(draws.z, log_tilt, 32, 1.0)], df=_KERNEL_DF)
             q = self._mixture(rows, {"KERNELS": kernels}, {"KERNELS": 0.5})
-            draws = draws.joined(self._draw(rows, q, self.n))
+            draws = draws.joined(self._draw(rows, q, self.n // 2))
         self._sample(TILTED, rows, q)
 
     def _adapted(self, rows: Tensor) -> None:
@@ -393,22 +406,20 @@ class _EscalationState:
         rows: Tensor,
         kernels: Mapping[str, Kernels] | None = None,
         kernel_shares: Mapping[str, float] | None = None,
+        *,
+        given_share: float = 0.2,
     ) -> Mixture:
-        """The local proposals and the given ones, if any after the kernels of a stage, with wide defensive ones."""
+        """The local proposals, the given ones, and wide defensive ones, after the kernels of a stage if it has any."""
         local, given = self._local(rows), self._restricted_proposals(rows)
-        shares = {REFINED: 0.8, "WIDE": 0.1, "PRIOR": 0.1}
-        components: dict[str, Proposal] = {
-            REFINED: local,
-            "WIDE": local.scaled(_WIDE, _WIDE_DF),
-            "PRIOR": Prior(self.model.prior),
-        }
-        if given:
-            shares[REFINED] -= 0.2
-            shares |= dict.fromkeys(given, 0.2 / len(given))
+        shares = {REFINED: 0.8 - (given_share if given else 0), "WIDE": 0.1, "PRIOR": 0.1}
+        shares |= dict.fromkeys(given, given_share / max(1, len(given)))
+        wide = local.scaled(_WIDE, _WIDE_DF)
+        components: dict[str, Proposal] = {REFINED: local, "WIDE": wide, "PRIOR": Prior(self.model.prior), **given}
         if kernels and kernel_shares:
             rest = 1 - sum(kernel_shares.values())
             shares = {name: rest * share for name, share in shares.items()} | dict(kernel_shares)
-        return Mixture({**components, **given, **(kernels or {})}, shares)
+            components |= kernels
+        return Mixture(components, shares)
 
     def _tilt_weights(self, draws: Weighted) -> Tensor:
         """Log-weights times the distance of the query from its mean, in units of its mean distance per output."""

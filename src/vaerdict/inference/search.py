@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vaerdict.core import Model, log_normalise
 from vaerdict.inference.assess import importance_weights
-from vaerdict.noise import Iid, Randomness, Sobol, Source, as_source
+from vaerdict.noise import Iid, Randomness, Sobol, as_source
 from vaerdict.proposals import Kernels, Prior
 from vaerdict.refinement import refine
 from vaerdict.samplers import PathState, gathered, next_temperature, systematic
@@ -187,10 +187,12 @@ class ModeSearch:
         kernels.loc[:n, index], kernels.tril[:n, index], kernels.log_share[:n, index] = new.loc, new.tril, new.log_share
 
 
-def _net_of(generator: Randomness) -> Source:
-    """A Sobol source that takes its randomness from a generator; any other source itself."""
+def _net_of(generator: Randomness) -> Sobol:
+    """A Sobol source that takes its randomness from a generator."""
     source = as_source(generator)
-    return Sobol(source.generators[0]) if isinstance(source, Iid) else source
+    if isinstance(source, Sobol):
+        return source
+    return Sobol(source.generators[0] if isinstance(source, Iid) else source.generator)
 
 
 def _appended(old: Tensor, new: Tensor, index: Tensor, fill: float) -> Tensor:
