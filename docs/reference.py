@@ -81,8 +81,8 @@ STAGES = {
     "REFINED": "local proposals at the modes found, the given proposals, wide Student-t kernels and the prior",
     "TILTED": "the same, and kernels where the query differs from its mean; only where the weights are reliable and "
     "the query is not, such as the probability of a rare event",
-    "ADAPTED": "kernels fitted to weighted draws; only where the posterior does not have the shape of its curvature, or "
-    "where mass was missed",
+    "ADAPTED": "kernels fitted to weighted draws; only where the posterior does not have the shape of its curvature, "
+    "or where mass was missed",
     "SMC": "kernels fitted to particles of sequential Monte Carlo from the prior, and refitted to weighted draws; only "
     "where the stages before do not answer",
 }

@@ -59,12 +59,7 @@ MAX_GROWTH = _SIZES[-1]
 """The number of draws of an answer is at most this many times the number asked for."""
 
 _MIN_DRAWS = 64
-_LEAST_ESS = {
-    REFINED: 0.3,
-    TILTED: 0.1,
-    ADAPTED: 0.3,
-    SMC: 0.1,
-}  # share of the draws; less shows that the proposal does not fit
+_LEAST_ESS = {REFINED: 0.3, TILTED: 0.1, ADAPTED: 0.3, SMC: 0.1}  # share of the draws, with one or two latents
 _LEAST_GROWTH = {REFINED: 1.0, TILTED: 1.0, ADAPTED: 2.0, SMC: 2.0}  # draws relative to those asked for
 _FINITE_VARIANCE = 0.5  # largest k-hat of weights with a variance
 _MISSING_EVIDENCE = 0.02  # nats of evidence, hence a share of the posterior, that may be missing
@@ -84,7 +79,7 @@ _RARE, _RARE_GROWTH = (
     4.0,
 )  # share of draws inside an event below which it is rare, and growth before kernels at it
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
-_LEAST_COST = {TILTED: lambda n: 3 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
+_LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
 _NOT_TRIED = "no stage was tried"
 
 
@@ -329,7 +324,7 @@ class _EscalationState:
         """Answer with kernels fitted to draws from wider and wider local proposals, and then to draws from these."""
         local = self._local(rows)
         q = Mixture({f"x{s}": local.scaled(s, _KERNEL_DF) for s in _EXPLORED_SCALES})
-        draws = self._draw(rows, q, self.n // 2)
+        draws = self._draw(rows, q, self.n)
         for _ in range(_TILT_ROUNDS):
             log_tilt = self._tilt_weights(draws)
             found = log_tilt.amax(0).isfinite().nonzero().flatten()
@@ -338,7 +333,7 @@ class _EscalationState:
                 return
             kernels = fit_kernels([Population(draws.z, log_tilt, 32, 1.0)], df=_KERNEL_DF)
             q = self._mixture(rows, {"KERNELS": kernels}, {"KERNELS": 0.5})
-            draws = draws.joined(self._draw(rows, q, self.n // 2))
+            draws = draws.joined(self._draw(rows, q, self.n))
         self._sample(TILTED, rows, q)
 
     def _adapted(self, rows: Tensor) -> None:
@@ -510,14 +505,19 @@ class _EscalationState:
         if stage == SMC:
             allowed = _EVIDENCE_ERRORS * torch.hypot(answer.log_evidence_se, self.smc_error[rows]) + _EVIDENCE_SLACK
             complete &= (answer.log_evidence - self.smc_evidence[rows]).abs() <= allowed
-        sound = (answer.verdict == Verdict.OK) & (answer.ess >= _LEAST_ESS[stage] * n)
+        sound = (answer.verdict == Verdict.OK) & (answer.ess >= self._least_ess(stage) * n)
         if stage in (ADAPTED, SMC):  # kernels fitted to draws may miss a tail; the variance must be finite
             sound &= ~(answer.khat > _FINITE_VARIANCE)
         return _Result(answer, ratio, hits, sound, agrees, complete)
 
+    def _least_ess(self, stage: str) -> float:
+        """Share of effective draws below which a proposal does not fit; lower for many latents: weights multiply."""
+        d = max(2, self.search.kernels.loc.shape[-1])
+        return min(_LEAST_ESS[stage], max(0.1, _LEAST_ESS[stage] * math.sqrt(2 / d)))
+
     def _planned(self, stage: str, rows: Tensor, result: _Result, n: int, n_fresh: int) -> Tensor:
         """The number of draws that each observation needs in all, 0 where it has enough or more would not help."""
-        answer, least_ess = result.answer, _LEAST_ESS[stage] * n
+        answer, least_ess = result.answer, self._least_ess(stage) * n
         if n_fresh:
             promising = result.sound & result.complete & result.agrees & ~result.accepted
         else:  # a pilot is too small to be sound
@@ -542,7 +542,7 @@ class _EscalationState:
     def _record(self, stage: str, rows: Tensor, q: Mixture, draws: Weighted, result: _Result) -> None:
         """Keep the answers that improve on earlier ones; an incomplete one never outranks a complete one."""
         answer, accepted = result.answer, result.accepted
-        query_alone = (answer.weight_khat <= MAX_KHAT) & (answer.ess >= _LEAST_ESS[stage] * len(draws.z))
+        query_alone = (answer.weight_khat <= MAX_KHAT) & (answer.ess >= self._least_ess(stage) * len(draws.z))
         if stage == REFINED:
             self.even[rows] = query_alone
             self.tilt[rows] = query_alone & ((answer.inside < FEW_HITS) | ~accepted)

@@ -25,7 +25,7 @@ from vaerdict_paper.benchmarks.verdicts.targets import GROUPS, targets
 from vaerdict_paper.benchmarks.verdicts.truth import questions
 
 PEERS = ("jax", "numpyro", "dynesty")
-HELD_OUT = 11
+HELD_OUT = 12
 """The seed of the targets that verdicts are judged on."""
 
 log = logging.getLogger(__name__)
