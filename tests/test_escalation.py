@@ -21,7 +21,7 @@ from vaerdict.core import Estimate, SettingError, ShapeError, WeightError
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.inference import Answer, Posterior, escalation, expect, posterior
-from vaerdict.inference.escalation import ADAPTED, MAX_GROWTH, REFINED, STAGES, TILTED
+from vaerdict.inference.escalation import ADAPTED, MAX_GROWTH, REFINED, SMC, STAGES, TILTED
 from vaerdict.noise import Sobol, seeded
 from vaerdict.proposals import Prior, Trainable
 
@@ -129,7 +129,7 @@ def test_expect_returns_the_answer_with_its_evidence():
     assert stages(answer) <= set(STAGES)
     assert [number for number, _, _ in calls] == [1, 2, 3]
     assert calls[0] == (1, 3, "REFINED: 60 observations")
-    assert calls[-1][2] == "ADAPTED: 0 observations"
+    assert calls[-1][2] == "SMC: 0 observations"
     pattern = (
         r"(REFINED|TILTED): (k-hat -?\d\.\d\d, )?twice the error is \S+ of the tolerance with \d+ draws"
         r"(, \d+\.\d effective draws inside the event)?; 1 mode found by 25 searches, 0 of which ended alone; "
@@ -467,7 +467,7 @@ def test_kernels_answer_where_no_ellipse_fits(ring):
     assert answer.record is not None
     accepted = answer.verdict != Verdict.REFUSE
     assert accepted.sum() >= 12
-    assert {answer.record.stage[i] for i in accepted.nonzero().flatten()} <= {REFINED, ADAPTED}
+    assert {answer.record.stage[i] for i in accepted.nonzero().flatten()} <= {REFINED, ADAPTED, SMC}
     estimate, exact = answer.expect(moments), Ring().exact(x, moments)
     assert (2 * estimate.mcse[accepted] <= 0.3).all()
     torch.testing.assert_close(answer.record.mcse, estimate.mcse, rtol=1e-12, atol=0)
@@ -530,7 +530,7 @@ def test_a_banana_is_answered():
     answer = expect(Banana(), x, moments, None, 2000, tolerance=0.2, generator=seeded(2))
     answered = answer.verdict != Verdict.REFUSE
     assert answered.sum() >= 6
-    assert stages(answer) <= {REFINED, ADAPTED}
+    assert stages(answer) <= {REFINED, ADAPTED, SMC}
     exact = Banana().exact(x, moments)
     assert_within(answer.value[answered], exact[answered], answer.mcse[answered], rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors off"):
@@ -581,7 +581,7 @@ def test_one_impossible_observation_is_refused_and_the_others_answered(encoder):
     assert answer.record.stage[1] == ""
     assert answer.failed.tolist() == [False, True, False]
     assert answer.record.reason[1] == (
-        "REFINED gave no usable weights; ADAPTED: sequential Monte Carlo did not reach the posterior"
+        "REFINED gave no usable weights; ADAPTED gave no usable weights; SMC did not reach the posterior"
     )
     estimate = answer.expect(lambda z: z)
     assert_within(estimate.value[[0, 2]], x[[0, 2]] / 2, estimate.mcse[[0, 2]], rate=1e-6)
