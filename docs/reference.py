@@ -142,7 +142,7 @@ def _limits() -> str:
     """The constants on which a verdict depends."""
     limits = {
         "largest k-hat": f"min(1 - 1/log10 K, {vd.diagnostics.MAX_KHAT:g}) for K draws",
-        "least share of effective draws": ", ".join(
+        "least share of effective draws, with one or two latents": ", ".join(
             f"{share:.0%} ({stage})" for stage, share in escalation._LEAST_ESS.items()
         ),
         "largest number of draws": f"{escalation.MAX_GROWTH:g} times `n`",

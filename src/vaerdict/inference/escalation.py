@@ -67,17 +67,14 @@ _EVIDENCE_ERRORS, _EVIDENCE_SLACK = 3.0, 0.05  # by which two estimates of the e
 _AGREEMENT = 4.0  # standard errors by which planned and fresh draws may differ
 _SAFETY = 1.15  # more draws than the pilot asks for, because its error is itself uncertain
 _REPLICATES = 16  # independent randomisations of a Sobol net
-_PER_REPLICATE = 24  # draws of a replicate that reach every component of a mixture
 _BLOCK = 2**24  # numbers of particles held at a time
 _WIDE, _WIDE_DF = 3.0, 2.0  # scale and degrees of freedom of the defensive kernels
 _KERNEL_DF = 5.0
 _PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
 _EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 3
-_BROAD = 2.5
-_RARE, _RARE_GROWTH = (
-    0.05,
-    4.0,
-)  # share of draws inside an event below which it is rare, and growth before kernels at it
+_BROAD = 2.5  # scale of the wide copies of fitted kernels
+_RARE = 0.05  # share of the draws inside an event below which it is rare
+_RARE_GROWTH = 4.0  # draws for a rare event before kernels are fitted to it
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
 _LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
 _NOT_TRIED = "no stage was tried"
@@ -441,7 +438,7 @@ class _EscalationState:
     def _draw(self, rows: Tensor, q: Mixture, k: int) -> Weighted:
         """Draw k particles per observation, with a Sobol source in independent randomisations of the net."""
         n_parts = _REPLICATES if self.sobol else 1
-        size = max(_PER_REPLICATE, k // n_parts) if self.sobol else k
+        size = max(math.ceil(1 / min(q.shares.values())), k // n_parts)  # every component draws at least once
         parts = [
             importance_weights(self.model, self.x[rows], q, size, strict=False, generator=self.generator)
             for _ in range(n_parts)
