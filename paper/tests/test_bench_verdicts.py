@@ -303,6 +303,15 @@ def test_weighted_draws_have_an_error_and_no_verdict():
     assert not reason
 
 
+def test_a_run_without_an_end_is_refused():
+    with pytest.raises(TimeoutError), rivals._limited(0.05):
+        while True:
+            pass
+    value, _, reason = rivals.judged(rivals.Draws(torch.zeros(0, 3), None, 10), lambda z: z[..., 0])
+    assert value != value
+    assert reason == "no result in 300 s"
+
+
 @pytest.mark.slow
 def test_rivals_answer_a_benign_target():
     pytest.importorskip("numpyro")
