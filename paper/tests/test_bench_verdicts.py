@@ -6,6 +6,7 @@ modes; these are checked by quadrature in one and two dimensions.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -301,6 +302,14 @@ def test_weighted_draws_have_an_error_and_no_verdict():
     value, error, reason = rivals.judged(rivals.Draws(z, 0.5 * z[:, 0], 1), lambda z: z[..., 0])
     assert abs(value - 0.5) < 5 * error < 0.05
     assert not reason
+
+
+def test_a_run_without_an_end_is_refused():
+    with pytest.raises(TimeoutError), rivals._limited(0.05):
+        sum(1 for _ in itertools.count())
+    value, _, reason = rivals.judged(rivals.Draws(torch.zeros(0, 3), None, 10), lambda z: z[..., 0])
+    assert value != value
+    assert reason == "no result in 300 s"
 
 
 @pytest.mark.slow

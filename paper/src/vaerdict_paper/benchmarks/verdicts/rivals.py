@@ -2,12 +2,14 @@
 
 NUTS runs four chains of 1,000 warm-up steps and 1,000 draws. Its answer counts as OK if there was no divergence and
 R-hat is below 1.01 and the bulk effective sample size above 400 for every latent and for the functional asked about.
-Nested sampling has 500 live points. It has no verdict, so that every answer counts as OK, unless it was stopped at two
-million evaluations.
+Nested sampling has 500 live points. It has no verdict, so that every answer counts as OK, unless it did not end within
+five minutes of processor time. (With uniform sampling it may search for a point in its bounds without an end.)
 """
 
 from __future__ import annotations
 
+import math
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +44,7 @@ N_COMPARED = 3
 """Number of observations of each target."""
 
 N_CHAINS, N_WARM_UP, N_DRAWS = 4, 1000, 1000
-N_LIVE, MAX_EVALUATIONS = 500, 2_000_000
+N_LIVE, CPU_SECONDS = 500, 300
 RHAT, BULK_ESS = 1.01, 400
 
 Array = Any
@@ -51,7 +53,7 @@ Array = Any
 class Draws(NamedTuple):
     """What a rival returns for one observation: draws, their log-weights (None: equal), its cost and divergences.
 
-    Shapes: ``z (n, d), log_w (n)``.
+    Shapes: ``z (n, d), log_w (n)``; n is zero if it did not end.
     """
 
     z: Tensor
@@ -87,13 +89,14 @@ def answers(method: str, target: Target, asked: Sequence[Question], seed: int) -
 
 def judged(draws: Draws, f: Callable[[Tensor], Tensor]) -> tuple[float, float, str]:
     """The expectation of f, its standard error, and the reason why it is not to be trusted, if there is one."""
+    if not len(draws.z):
+        return math.nan, math.nan, f"no result in {CPU_SECONDS} s"
     values = f(draws.z)
     if draws.log_w is not None:
         weights = draws.log_w.softmax(0)
         mean = weights @ values
         error = (weights.square() @ (values - mean).square()).sqrt()
-        stopped = f"stopped at {draws.cost:,} evaluations" if draws.cost >= MAX_EVALUATIONS else ""
-        return mean.item(), max(error.item(), weights.square().sum().item() * _indicator(values)), stopped
+        return mean.item(), max(error.item(), weights.square().sum().item() * _indicator(values)), ""
     arviz = require("arviz", "arviz")
     chains = np.stack([t.reshape(N_CHAINS, -1).numpy() for t in (*draws.z.mT, values)])
     varying = [chain for chain in chains if chain.std() > 0]
@@ -124,6 +127,22 @@ def _double_precision() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise a `TimeoutError` after some seconds of processor time. Only in the main thread."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def nuts(target: Target, seed: int) -> Iterator[Draws]:
@@ -167,9 +186,13 @@ def nested(target: Target, seed: int) -> Iterator[Draws]:
             nlive=N_LIVE,
             rstate=np.random.default_rng([seed, i]),
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of inefficient bounds
-            sampler.run_nested(maxcall=MAX_EVALUATIONS, print_progress=False)
+        try:
+            with warnings.catch_warnings(), _limited(CPU_SECONDS):
+                warnings.simplefilter("ignore")  # of inefficient bounds
+                sampler.run_nested(print_progress=False)
+        except TimeoutError:
+            yield Draws(torch.zeros(0, prior.event_shape[0]), None, int(sampler.ncall))
+            continue
         result = sampler.results
         yield Draws(torch.from_numpy(result.samples), torch.from_numpy(result.logwt), int(np.sum(result.ncall)))
 
