@@ -15,6 +15,7 @@ from torch import Tensor
 
 import vaerdict as vd
 from checks import assert_within
+from vaerdict.inference.search import Scope
 from vaerdict.noise import global_state_from
 from vaerdict_paper import benchmarks
 from vaerdict_paper.benchmarks import verdicts
@@ -206,7 +207,17 @@ def answers_of(monkeypatch, error: float, verdict: int = 0) -> list[verdicts.Rec
         ess, n_obs = torch.ones(len(x)), len(x)
         verdict_of = torch.full((n_obs,), verdict)
         return vd.Answer(
-            off, torch.full_like(off, tolerance / 3), ess, ess, verdict_of, ["Q"] * n_obs, 7 * ess, ["r"] * n_obs
+            value=off,
+            mcse=torch.full_like(off, tolerance / 3),
+            ess=ess,
+            khat=ess,
+            verdict=verdict_of,
+            stage=["Q"] * n_obs,
+            cost=7 * ess,
+            reason=["r"] * n_obs,
+            draws=ess.long(),
+            inside=ess,
+            scope=Scope(*torch.zeros(5, n_obs)),
         )
 
     monkeypatch.setattr(vd, "expect", expect)
