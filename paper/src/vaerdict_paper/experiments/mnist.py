@@ -412,7 +412,16 @@ def _gold(lab: Lab, fit: Trained) -> Tensor:
     with lab.stage("gold", f"SMC for {len(x)} digits and each class, seed {fit.seed}"):
         repeated = per_class(x, fit.model.n_classes)
         runs = [
-            smc(view, repeated, ClassProposal(fit.recognition), n_particles=512, generator=lab.noise(s)).log_evidence
+            smc(
+                view,
+                repeated,
+                ClassProposal(fit.recognition),
+                n_particles=512,
+                ess_target=0.7,
+                n_leapfrog=3,
+                max_moves=1,
+                generator=lab.noise(s),
+            ).log_evidence
             for s in (1, 2)
         ]
     return torch.softmax(log_mean_exp(torch.stack(runs)), 0).mT
