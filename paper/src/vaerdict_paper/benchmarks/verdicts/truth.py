@@ -16,7 +16,7 @@ PROBABILITY, TAIL = 0.3, 0.01
 TOLERANCES = {"mean": 0.05, "product": 0.05, "probability": 0.02, "tail": 0.005}
 """Tolerances; those of the first two are in posterior standard deviations of the functional."""
 
-_POINTS = {1: (200_001, 100_001), 2: (1000, 700)}
+_POINTS = {1: (200_001, 100_001), 2: (1200, 900)}
 _SPAN = 40.0  # nats below the maximum where the grid ends
 
 Weighted = tuple[Tensor, Tensor]
