@@ -20,7 +20,7 @@ import vaerdict as vd
 from vaerdict.de import columns
 from vaerdict.de.columns import column_table
 from vaerdict.de.options import CalibrateOptions, DEOptions
-from vaerdict.inference import escalation, search
+from vaerdict.inference import sampling, search
 from vaerdict.inference.posterior import _CONFIRMED_ERRORS
 from vaerdict.options import option_table
 
@@ -132,9 +132,9 @@ def _extras() -> str:
 
 
 def _stages() -> str:
-    if STAGES.keys() != set(escalation.STAGES):
-        raise SystemExit(f"STAGES must describe the stages of escalation: {', '.join(escalation.STAGES)}.")
-    rows = [f"| `{name}` | {STAGES[name]} |" for name in escalation.STAGES]
+    if STAGES.keys() != set(sampling.STAGES):
+        raise SystemExit(f"STAGES must describe the stages of escalation: {', '.join(sampling.STAGES)}.")
+    rows = [f"| `{name}` | {STAGES[name]} |" for name in sampling.STAGES]
     return "\n".join(["| stage | where its draws come from |", "|---|---|", *rows])
 
 
@@ -143,10 +143,10 @@ def _limits() -> str:
     limits = {
         "largest k-hat": f"min(1 - 1/log10 K, {vd.diagnostics.MAX_KHAT:g}) for K draws",
         "least share of effective draws, with one or two latents": ", ".join(
-            f"{share:.0%} ({stage})" for stage, share in escalation._LEAST_ESS.items()
+            f"{share:.0%} ({stage})" for stage, share in sampling._LEAST_ESS.items()
         ),
-        "largest number of draws": f"{escalation.MAX_GROWTH:g} times `n`",
-        "largest distance of planned from fresh draws": f"{escalation._AGREEMENT:g} standard errors",
+        "largest number of draws": f"{sampling.MAX_GROWTH:g} times `n`",
+        "largest distance of planned from fresh draws": f"{sampling._AGREEMENT:g} standard errors",
         "event with few draws inside": f"fewer than {vd.diagnostics.FEW_HITS} effective ones",
         "largest share of searches that end alone, for ok": f"{search.MAX_ALONE:.0%}",
         "largest share of the posterior that may be missing, for ok": f"{search.MAX_MISSING:.0%}",

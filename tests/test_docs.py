@@ -105,7 +105,9 @@ def test_de_tells_when_a_model_runs():
 def test_verdicts_explains_reasons_that_the_code_gives():
     page = (DOCS / "verdicts.md").read_text(encoding="utf-8")
     reasons = re.findall(r"^\| `([^`]+)` \|", page.split("\n## Refusals\n")[1].split("\n## ")[0], re.MULTILINE)
-    source = "".join((ROOT / f"src/vaerdict/inference/{name}.py").read_text() for name in ("escalation", "posterior"))
+    source = "".join(
+        (ROOT / f"src/vaerdict/inference/{name}.py").read_text() for name in ("escalation", "posterior", "sampling")
+    )
     assert len(reasons) > 5
     assert not [reason for reason in reasons if reason not in source]
 

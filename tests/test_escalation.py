@@ -20,8 +20,8 @@ from vaerdict import diagnostics
 from vaerdict.core import Estimate, SettingError, ShapeError, WeightError
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.inference import Answer, Posterior, escalation, expect, posterior
-from vaerdict.inference.escalation import ADAPTED, MAX_GROWTH, REFINED, SMC, STAGES, TILTED
+from vaerdict.inference import Answer, Posterior, escalation, expect, posterior, sampling
+from vaerdict.inference.sampling import ADAPTED, MAX_GROWTH, REFINED, SMC, STAGES, TILTED
 from vaerdict.noise import Sobol, seeded
 from vaerdict.proposals import Prior, Trainable
 
@@ -503,7 +503,7 @@ def test_a_part_of_a_ring_is_not_accepted_for_the_whole(monkeypatch):
         return int(((answer.verdict != Verdict.REFUSE) & ((answer.value - exact).abs().amax(-1) > 0.5)).sum())
 
     assert far_off() == 0
-    monkeypatch.setitem(escalation._LEAST_ESS, REFINED, 0.0)
+    monkeypatch.setitem(sampling._LEAST_ESS, REFINED, 0.0)
     monkeypatch.setattr("vaerdict.inference.search._ROUNDS", (2,))
     assert far_off() > 1  # with few searches and without the condition on the ESS they would be accepted
 

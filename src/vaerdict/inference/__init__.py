@@ -9,8 +9,8 @@ from vaerdict.inference.class_probabilities import (
     plugin_classes,
     refined,
 )
-from vaerdict.inference.escalation import Escalation
 from vaerdict.inference.posterior import Answer, Decision, Posterior, expect, posterior
+from vaerdict.inference.sampling import Escalation
 from vaerdict.inference.three_steps import ModelScore, ThreeStep
 from vaerdict.inference.unconstrained import Unconstrained, unconstrained
 

@@ -32,7 +32,8 @@ from vaerdict.core import (
 )
 from vaerdict.diagnostics import Verdict
 from vaerdict.inference.assess import Query, evaluate
-from vaerdict.inference.escalation import Escalation, Tolerance, escalate
+from vaerdict.inference.escalation import escalate
+from vaerdict.inference.sampling import Escalation
 from vaerdict.noise import seeded
 from vaerdict.proposals import Prior
 
@@ -176,18 +177,18 @@ def check(
     """
     like = _parameter(model)
     generator = seeded(0, like.device) if generator is None else generator
-    named = {} if proposals is None else dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
     begin = time.perf_counter()
-    with evaluating(model, named):
+    with evaluating(model):
         x, z = _simulated(model, sample_x, check_count(n_pairs, name="n_pairs"), like, generator)
         truth = evaluate(query, z.unsqueeze(0), z.new_zeros(1, len(z)))[0].detach().double().cpu()
         record, _ = escalate(
             model,
             x,
-            named,
-            check_count(n, name="n"),
+            proposals,
+            n,
             query=query,
-            tolerance=Tolerance(tolerance, rtol),
+            tolerance=tolerance,
+            rtol=rtol,
             budget=budget,
             generator=generator,
             keep=False,

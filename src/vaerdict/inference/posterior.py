@@ -23,7 +23,6 @@ from vaerdict.core import (
     check_count,
     check_dtype,
     check_observations,
-    evaluating,
     expand_trailing,
     log_mean_exp,
     map_latent,
@@ -32,7 +31,8 @@ from vaerdict.core import (
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.inference.assess import Assessment, Query, assess, evaluate, importance_weights
-from vaerdict.inference.escalation import Escalation, Group, Tolerance, escalate
+from vaerdict.inference.escalation import escalate
+from vaerdict.inference.sampling import Escalation, Group
 from vaerdict.inference.search import Scope
 from vaerdict.noise import Randomness, seeded
 from vaerdict.proposals import Mixture, Prior
@@ -302,14 +302,14 @@ def posterior(
     if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
         raise SettingError("shares= needs a mapping of several proposals and no tolerance=; leave it out.")
     if tolerance is not None:
-        named = dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
         record, groups = escalate(
             model,
             x,
-            named,
+            proposals,
             n,
             query=query,
-            tolerance=Tolerance(tolerance, rtol),
+            tolerance=tolerance,
+            rtol=rtol,
             budget=budget,
             generator=generator,
             smooth=smooth,
@@ -424,44 +424,31 @@ def expect(
     (torch.Size([2]), ['REFINED', 'REFINED'], ['OK', 'OK'])
     """
     check_dtype(check_observations(x), model)
-    named = {} if proposals is None else dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
     generator = seeded(0, x.device) if generator is None else generator
     answers = []
     for _ in range(2 if confirm else 1):
-        with evaluating(model, named):  # f may use modules of the model
-            record, _ = escalate(
-                model,
-                x,
-                named,
-                check_count(n, name="n"),
-                query=f,
-                tolerance=Tolerance(tolerance, rtol),
-                budget=budget,
-                generator=generator,
-                keep=False,
-                progress=progress,
-            )
+        record, _ = escalate(
+            model,
+            x,
+            proposals,
+            n,
+            query=f,
+            tolerance=tolerance,
+            rtol=rtol,
+            budget=budget,
+            generator=generator,
+            keep=False,
+            progress=progress,
+        )
         answers.append(_answer(record, x.device))
     return _confirmed(*answers) if confirm else answers[0]
 
 
 def _answer(record: Escalation, device: torch.device) -> Answer:
-    value, mcse, ess, khat, verdict = (
-        t.to(device) for t in (record.value, record.mcse, record.ess, record.khat, record.verdict)
-    )
-    return Answer(
-        value,
-        mcse,
-        ess,
-        khat,
-        verdict,
-        record.stage,
-        record.cost,
-        record.reason,
-        record.draws,
-        record.inside,
-        record.scope,
-    )
+    columns = {name: getattr(record, name) for name in Answer._fields}
+    for name in ("value", "mcse", "ess", "khat", "verdict"):
+        columns[name] = columns[name].to(device)
+    return Answer(**columns)
 
 
 def _confirmed(first: Answer, second: Answer) -> Answer:

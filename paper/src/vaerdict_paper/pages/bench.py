@@ -39,10 +39,11 @@ _NOTES = {
     "verdicts": "Answered: verdict OK. Wrong: of these, more than four stated errors from the truth. Beyond: of these, "
     "further from the truth than the tolerance. RMS z: root mean square of the error of answers in stated errors; the "
     "error of the truth is included. Every target has six observations and four questions: a mean, a second moment or "
-    "product, a probability of about 0.3 and one of about 0.01. Group compared: three observations; NUTS counts as OK "
-    "with R-hat below 1.01, a bulk ESS above 400 and no divergence, nested sampling always unless it did not end "
-    "within 5 minutes. Evaluations are of the model or its gradient, per question; those of NUTS and nested "
-    "sampling serve all four questions.",
+    "product, a probability of about 0.3 and one of about 0.01. Targets are drawn with a seed that was not used in "
+    "building the inference, except those of the group compared, which are of the seed it was built on. That group has "
+    "three observations; NUTS counts as OK with R-hat below 1.01, a bulk ESS above 400 and no divergence, nested "
+    "sampling always unless it did not end within 5 minutes. Evaluations are of the model or its gradient, per "
+    "question; those of NUTS and nested sampling serve all four questions.",
     "counts": "CPU seconds of one thread.",
     "de": "CPU seconds of one thread for everything after training; the ratio is of these. Latents: draws per group. "
     "Fold changes: draws from which a gene's probability is computed. scvi-tools compares single cells and is scored "
