@@ -33,9 +33,10 @@ from vaerdict.inference import posterior as posterior
 from vaerdict.models.adapters import from_scvi as from_scvi
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded
+from vaerdict.priors import JointPrior as JointPrior
+from vaerdict.priors import Prior as Prior
 from vaerdict.proposals import Mixture as Mixture
 from vaerdict.proposals import Normal as Normal
-from vaerdict.proposals import Prior as Prior
 from vaerdict.proposals import SplineFlow as SplineFlow
 from vaerdict.proposals import Student as Student
 from vaerdict.refinement import refine as refine

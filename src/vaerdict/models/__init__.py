@@ -1,6 +1,7 @@
 """Models: probabilistic PCA, gene counts, and the semi-supervised M1+M2; `adapters` wraps models of scvi-tools."""
 
 from vaerdict.models.counts import CountModel
+from vaerdict.models.enumerated import Enumerated, discrete_latents
 from vaerdict.models.m1m2 import (
     M1M2,
     BernoulliLikelihood,
@@ -21,10 +22,12 @@ __all__ = [
     "ClassPrior",
     "ClassProposal",
     "CountModel",
+    "Enumerated",
     "GaussianLikelihood",
     "LambdaPPCA",
     "PerClass",
     "Recognition",
+    "discrete_latents",
     "per_class",
     "recognition",
 ]
