@@ -327,3 +327,22 @@ class Progress(Protocol):
 
 def silent(done: int, total: int, what: str, /) -> None:
     """Ignore the report: the default callback."""
+
+
+def check_model(model: Any, x: Any = None) -> Any:
+    """Return `model` if it has ``log_joint`` and ``prior``, else raise with what is missing.
+
+    A model that offers ``check_data(x)`` is first asked whether it can be used with the observations.
+    """
+    if isinstance(model, type):
+        raise SettingError(f"the model is the class {model.__name__}; pass an object of it, {model.__name__}(...).")
+    if x is not None and hasattr(model, "check_data"):
+        model.check_data(x)
+    missing = [name for name in ("log_joint", "prior") if not hasattr(model, name)]
+    if missing:
+        raise SettingError(
+            f"the model, a {type(model).__name__}, has no {' and no '.join(missing)}; it needs log_joint(x, z), which "
+            "returns (particles, observations), and prior, a distribution. "
+            "vaerdict.from_vae(encoder, decoder, likelihood) makes a model of a trained VAE."
+        )
+    return model

@@ -13,10 +13,12 @@ from vaerdict.models.m1m2 import (
     recognition,
 )
 from vaerdict.models.ppca import PPCA, LambdaPPCA
+from vaerdict.models.vae import Autoencoder, from_vae
 
 __all__ = [
     "M1M2",
     "PPCA",
+    "Autoencoder",
     "BernoulliLikelihood",
     "ClassPrior",
     "ClassProposal",
@@ -25,6 +27,7 @@ __all__ = [
     "LambdaPPCA",
     "PerClass",
     "Recognition",
+    "from_vae",
     "per_class",
     "recognition",
 ]

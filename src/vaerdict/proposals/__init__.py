@@ -13,6 +13,7 @@ from vaerdict.proposals.families import (
 from vaerdict.proposals.flow import Flow, SplineFlow
 from vaerdict.proposals.kernels import Kernels
 from vaerdict.proposals.mixture import Mixture, Prior, check_latent, defensive, optimal_shares
+from vaerdict.proposals.wrapped import as_proposal
 
 __all__ = [
     "Amortised",
@@ -28,6 +29,7 @@ __all__ = [
     "SplineFlow",
     "Student",
     "Trainable",
+    "as_proposal",
     "check_latent",
     "defensive",
     "optimal_shares",
