@@ -254,7 +254,7 @@ def constrained_support(prior: object) -> constraints.Constraint | None:
 
 
 def _is_real(support: constraints.Constraint) -> bool:
-    if isinstance(support, constraints.independent):
+    if hasattr(support, "base_constraint"):  # of independent coordinates, or of the components of a mixture
         return _is_real(support.base_constraint)
     if isinstance(support, (constraints.cat, constraints.stack)):
         return all(_is_real(part) for part in support.cseq)

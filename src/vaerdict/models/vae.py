@@ -125,14 +125,13 @@ class Parts(NamedTuple):
             return cls(floating(first), (), dict(rest))
         return cls(floating(x[0]), tuple(x[1:]), {})
 
-    def flat(self, batch: torch.Size, k: int = 1) -> Parts:
-        """The conditions of k particles, with particles and batch in one axis; x is left alone."""
+    def repeated(self, k: int) -> Parts:
+        """The conditions of k particles, with particles and observations in one axis; x is left alone."""
 
-        def flatten(t: Tensor) -> Tensor:
-            event = t.shape[len(batch) :]
-            return t.expand(k, *t.shape).reshape(-1, *event)
+        def repeat(t: Tensor) -> Tensor:
+            return t.expand(k, *t.shape).reshape(-1, *t.shape[1:])
 
-        return Parts(self.x, tuple(map(flatten, self.conditions)), {n: flatten(t) for n, t in self.named.items()})
+        return Parts(self.x, tuple(map(repeat, self.conditions)), {n: repeat(t) for n, t in self.named.items()})
 
 
 class _OfObservations(nn.Module):
@@ -169,7 +168,6 @@ class Autoencoder(nn.Module):
         self.given_prior = as_module(prior) if _is_function(prior) else prior
         self.d = d
         self.checked = False
-        self.event_dims: int | None = None  # axes of x behind the observations, by the first data
         self.conditional = _is_function(prior)
 
     @property
@@ -188,28 +186,27 @@ class Autoencoder(nn.Module):
 
     def prior_given(self, x: Any) -> Any:
         """The prior given the conditions in x. Shapes: ``-> distribution over (n, d)``."""
-        parts = Parts.of(x)
-        return self._prior_of(parts, parts.x.shape[0])
+        return self._prior_of(Parts.of(x))
 
-    def _prior_of(self, parts: Parts, n: int) -> Any:
+    def _prior_of(self, parts: Parts) -> Any:
         prior = _vectors(self.given_prior(*parts.conditions, **parts.named))
-        return prior if tuple(prior.batch_shape) else prior.expand(torch.Size((n,)))
+        return prior if tuple(prior.batch_shape) else prior.expand(torch.Size((len(parts.x),)))
 
     def decode(self, z: Tensor, x: Any = None) -> Any:
         """The decoder's output, given the conditions of the observations x if there are any.
 
         Shapes: ``(K, n, d) -> (K, n, ...)``, a tensor or a tuple of tensors.
         """
-        out = self._decode(z, Parts(z, (), {}) if x is None else Parts.of(x), z.shape[1:-1])
+        out = self._decode(z, Parts(z, (), {}) if x is None else Parts.of(x))
         if isinstance(out, Tensor):
             return out.reshape(*z.shape[:-1], *out.shape[1:])
         if isinstance(out, (tuple, list)):
             return tuple(t.reshape(*z.shape[:-1], *t.shape[1:]) for t in out)
         raise SettingError(f"the decoder returned {shown(out)}, not tensors; call it with latents (m, d).")
 
-    def _decode(self, z: Tensor, parts: Parts, batch: torch.Size) -> Any:
-        flat = parts.flat(batch, z.shape[0])
-        return self.decoder(z.reshape(-1, z.shape[-1]), *flat.conditions, **flat.named)
+    def _decode(self, z: Tensor, parts: Parts) -> Any:
+        _, conditions, named = parts.repeated(z.shape[0])
+        return self.decoder(z.reshape(-1, z.shape[-1]), *conditions, **named)
 
     def prepare(self, x: Any) -> Prepared:
         """The terms that depend on x alone; raises where x does not fit the likelihood."""
@@ -219,33 +216,24 @@ class Autoencoder(nn.Module):
 
     def _prepared(self, x: Any) -> Prepared:
         parts = Parts.of(x)
-        # mode searches have a second batch axis
-        batch = parts.x.shape[: 1 if self.event_dims is None else parts.x.dim() - self.event_dims]
-        flat = parts.x.reshape(*batch, -1)
+        flat = parts.x.reshape(len(parts.x), -1)
         self.likelihood.check(flat)
-        return Prepared(Observed(parts.x, batch, flat, self.likelihood.fixed(flat)), parts)
+        return Prepared(Observed(parts.x, flat, self.likelihood.fixed(flat)), parts)
 
     def log_joint(self, x: Any, z: Tensor) -> Tensor:
         """Log p(x, z), given the conditions. Shapes: ``(n, ...), (K, n, d) -> (K, n)``."""
         data, parts = x if isinstance(x, Prepared) else self.prepare(x)
         if z.shape[-1] != self.d:
             raise ShapeError(f"z has {z.shape[-1]} latents, the encoder {self.d}; make both with the same number.")
-        out = self._decode(z, parts, data.batch)
-        return self.likelihood.log_prob(data, out, z.shape[0]) + data.fixed + self._log_prior(z, data, parts)
-
-    def _log_prior(self, z: Tensor, data: Observed, parts: Parts) -> Tensor:
-        if not self.conditional:
-            return Prior(self.prior).log_prob(z, data.flat)
-        n = data.batch.numel()
-        prior = self._prior_of(parts.flat(data.batch), n)
-        return prior.log_prob(z.reshape(z.shape[0], n, -1)).reshape(z.shape[:-1])
+        out = self._decode(z, parts)
+        log_prior = self._prior_of(parts).log_prob(z) if self.conditional else Prior(self.prior).log_prob(z, data.flat)
+        return self.likelihood.log_prob(data, out, z.shape[0]) + data.fixed + log_prior
 
     # --------------------------------------------------------------------------------------------------- checks
     @torch.no_grad()
     def check_data(self, x: Any) -> None:
         """Raise if the model cannot be used with these observations; the first time, all its parts are checked."""
         parts = Parts.of(x)
-        self.event_dims = parts.x.dim() - 1
         self.conditional = _is_function(self.given_prior) and bool(parts.conditions or parts.named)
         self._prepared(x)
         if self.checked:
@@ -273,9 +261,9 @@ class Autoencoder(nn.Module):
         """Decode one draw of the encoder per observation, and half of them a second time."""
         data, parts = self._prepared(x)
         z = self.encoder.draw(x, 1, generator=seeded(0, data.flat.device)).z
-        flat = parts.flat(data.batch)
-        self.likelihood.check_output(called("the decoder", self.decoder, z[0], *flat.conditions, **flat.named), data)
-        half = max(1, data.batch[0] // 2)
+        out = called("the decoder", self.decoder, z[0], *parts.conditions, **parts.named)
+        self.likelihood.check_output(out, data)
+        half = max(1, len(data.x) // 2)
         log_p = self.log_joint(Prepared(data, parts), z)[0]
         check_finite("log p(x, z), at latents drawn from the encoder,", log_p)
         check_repeatable(

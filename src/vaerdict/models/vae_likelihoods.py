@@ -23,18 +23,12 @@ class Observed(NamedTuple):
 
     ``fixed`` is the part of the log-likelihood that does not depend on z.
 
-    Shapes: ``x (*batch, *event)``, ``flat (*batch, p)``, ``fixed (*batch)``.
+    Shapes: ``x (n, ...)``, ``flat (n, p)``, ``fixed (n,)``.
     """
 
     x: Tensor
-    batch: torch.Size
     flat: Tensor
     fixed: Tensor
-
-    @property
-    def event(self) -> torch.Size:
-        """The shape of one observation."""
-        return self.x.shape[len(self.batch) :]
 
 
 def likelihood_of(likelihood: Any, output: str | None, scale: Any, dispersion: Any) -> Likelihood:
@@ -68,7 +62,7 @@ class Likelihood(nn.Module):
         self.function = None if function is None else as_module(function)
 
     def check(self, x: Tensor) -> None:
-        """Raise if x ``(*batch, p)`` does not fit."""
+        """Raise if x ``(n, p)`` does not fit."""
 
     def check_output(self, out: Any, data: Observed) -> None:
         """Raise if the output of the decoder for one particle per observation cannot be used."""
@@ -87,19 +81,19 @@ class Likelihood(nn.Module):
             )
 
     def fixed(self, x: Tensor) -> Tensor:
-        """The part of the log-likelihood that does not depend on z. Shapes: ``(*batch, p) -> (*batch)``."""
+        """The part of the log-likelihood that does not depend on z. Shapes: ``(n, p) -> (n,)``."""
         return x.new_zeros(x.shape[:-1])
 
     def log_prob(self, data: Observed, out: Any, k: int) -> Tensor:
-        """The part of the log-likelihood that depends on z. Shapes: ``-> (K, *batch)``."""
+        """The part of the log-likelihood that depends on z. Shapes: ``-> (K, n)``."""
         q = self._distribution(out)
-        x = data.x.expand(k, *data.x.shape).reshape(-1, *data.event)
+        x = data.x.expand(k, *data.x.shape).reshape(-1, *data.x.shape[1:])
         try:
             log_p = q.log_prob(x)
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
             raise DataError(f"x does not fit the likelihood, a {type(q).__name__}: {reason}") from error
-        return log_p.reshape(len(x), -1).sum(-1).reshape(k, *data.batch)
+        return log_p.reshape(len(x), -1).sum(-1).reshape(k, -1)
 
     def _distribution(self, out: Any) -> td.Distribution:
         q = out if self.function is None else called("the likelihood", self.function, out)
@@ -186,19 +180,19 @@ class _Named(Likelihood):
         return tensors
 
     def _read(self, out: Any, data: Observed, k: int) -> tuple[Tensor, ...]:
-        """The tensors of an output, flat over features. Shapes: ``-> (K, *batch, p)`` each."""
+        """The tensors of an output, flat over features. Shapes: ``-> (K, n, p)`` each."""
         shape = (k, *data.flat.shape)
         first, *others = (t.reshape(t.shape[0], -1) for t in self._tensors(out))
         try:
             return first.reshape(shape), *(t.expand_as(first).reshape(shape) for t in others)
         except RuntimeError:
             raise ShapeError(
-                f"the decoder returned {shown(out)} for {k * data.batch.numel()} latents; one row must hold the "
+                f"the decoder returned {shown(out)} for {k * len(data.x)} latents; one row must hold the "
                 f"{data.flat.shape[-1]} features of one observation."
             ) from None
 
     def _value(self, x: Tensor) -> Tensor:
-        """The parameter given to `from_vae`. Shapes: ``(*batch, p) -> (p,)``."""
+        """The parameter given to `from_vae`. Shapes: ``(n, p) -> (p,)``."""
         assert self.value is not None
         if self.value.numel() not in (1, x.shape[-1]):
             raise ShapeError(
