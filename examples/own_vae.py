@@ -21,7 +21,7 @@ class VAE(nn.Module):
 
 
 torch.manual_seed(0)
-x = torch.tensor(load_digits().data / 16, dtype=torch.float32)
+x = torch.tensor(load_digits(return_X_y=True)[0] / 16, dtype=torch.float32)
 vae = VAE()
 optimiser = torch.optim.Adam(vae.parameters(), lr=3e-3)
 for _ in range(30):
