@@ -31,6 +31,7 @@ from vaerdict.inference import check as check
 from vaerdict.inference import expect as expect
 from vaerdict.inference import posterior as posterior
 from vaerdict.models.adapters import from_scvi as from_scvi
+from vaerdict.models.vae import from_vae as from_vae
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded
 from vaerdict.priors import JointPrior as JointPrior
@@ -39,6 +40,7 @@ from vaerdict.proposals import Mixture as Mixture
 from vaerdict.proposals import Normal as Normal
 from vaerdict.proposals import SplineFlow as SplineFlow
 from vaerdict.proposals import Student as Student
+from vaerdict.proposals import as_proposal as as_proposal
 from vaerdict.refinement import refine as refine
 from vaerdict.training import AGG as AGG
 from vaerdict.training import CHI as CHI

@@ -113,11 +113,11 @@ class Model(Protocol):
 class Proposal(Protocol):
     """A distribution of latents given an observation that can be sampled and evaluated."""
 
-    def draw(self, x: Tensor, k: int, *, generator: Any) -> Draws:
+    def draw(self, x: Observations, k: int, *, generator: Any) -> Draws:
         """Draw k particles for each observation; ``generator`` is a source of noise (see `vaerdict.noise`)."""
         ...
 
-    def log_prob(self, z: Latent, x: Tensor, /) -> Tensor:
+    def log_prob(self, z: Latent, x: Observations, /) -> Tensor:
         """Log q(z | x). Shapes: ``(K, *batch, d), (*batch, p) -> (K, *batch)``."""
         ...
 
@@ -288,25 +288,6 @@ def _check_part(x: Tensor, name: str, least_dims: int = 2) -> Tensor:
     return x
 
 
-def check_model(model: Any, x: Any = None) -> Any:
-    """Return `model` if it has ``log_joint`` and ``prior``, else raise with what is missing.
-
-    A model that offers ``check_data(x)`` is first asked whether it can be used with the observations.
-    """
-    if isinstance(model, type):
-        raise SettingError(f"the model is the class {model.__name__}; pass an object of it, {model.__name__}(...).")
-    if x is not None and hasattr(model, "check_data"):
-        model.check_data(x)
-    missing = [name for name in ("log_joint", "prior") if not hasattr(model, name)]
-    if missing:
-        raise SettingError(
-            f"the model, a {type(model).__name__}, has no {' and no '.join(missing)}; it needs log_joint(x, z), which "
-            "returns (particles, observations), and prior, a distribution. "
-            "vaerdict.from_vae(encoder, decoder, likelihood) makes a model of a trained VAE."
-        )
-    return model
-
-
 def floating(x: Tensor) -> Tensor:
     """Return `x`, converted to the default floating-point type where it holds integers. Shapes: as x."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
@@ -405,3 +386,22 @@ class Progress(Protocol):
 
 def silent(done: int, total: int, what: str, /) -> None:
     """Ignore the report: the default callback."""
+
+
+def check_model(model: Any, x: Any = None) -> Any:
+    """Return `model` if it has ``log_joint`` and ``prior``, else raise with what is missing.
+
+    A model that offers ``check_data(x)`` is first asked whether it can be used with the observations.
+    """
+    if isinstance(model, type):
+        raise SettingError(f"the model is the class {model.__name__}; pass an object of it, {model.__name__}(...).")
+    if x is not None and hasattr(model, "check_data"):
+        model.check_data(x)
+    missing = [name for name in ("log_joint", "prior") if not hasattr(model, name)]
+    if missing:
+        raise SettingError(
+            f"the model, a {type(model).__name__}, has no {' and no '.join(missing)}; it needs log_joint(x, z), which "
+            "returns (particles, observations), and prior, a distribution. "
+            "vaerdict.from_vae(encoder, decoder, likelihood) makes a model of a trained VAE."
+        )
+    return model

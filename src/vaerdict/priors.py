@@ -52,20 +52,21 @@ class Prior:
     """The prior of a model as a proposal: inefficient, but it covers the posterior. The defensive part of a mixture.
 
     `prior` is a distribution of vectors, a function of the observations that returns one for each of them, or a
-    `JointPrior`.
+    `JointPrior`. A tensor of observations is ``(*batch, p)``, or with `rows` ``(n, ...)``, such as images.
     """
 
-    def __init__(self, prior: PriorLike) -> None:
+    def __init__(self, prior: PriorLike, *, rows: bool = False) -> None:
         if not is_function(prior) and tuple(prior.event_shape) == () == tuple(getattr(prior, "batch_shape", (None,))):
             raise ShapeError(
                 f"the prior {prior} is of scalars, without an axis for the latent; use a distribution of vectors: "
                 "Independent(Normal(torch.zeros(1), torch.ones(1)), 1)."
             )
-        self.prior = prior
+        self.prior, self.rows = prior, rows
 
     def draw(self, x: Observations, k: int, *, generator: Randomness) -> Draws:
         """Draw k latents for each observation; the values of x matter to conditional priors only."""
-        z = self.sample(x, check_count(k), batch_of(x), as_source(generator))
+        batch = torch.Size((n_observations(x),)) if self.rows else batch_of(x)
+        z = self.sample(x, check_count(k), batch, as_source(generator))
         return Draws(z, self.log_prob(z, x))
 
     def sample(self, x: Observations, k: int, batch: Sequence[int], source: Source) -> Latent:

@@ -34,13 +34,13 @@ from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.engines import Engine
 from vaerdict.inference.assess import Assessment, assess, checked_values, importance_weights
-from vaerdict.inference.blocks import BLOCK, Settings, answered, noise_for
+from vaerdict.inference.blocks import BLOCK, Settings, answered, named_proposals, noise_for
 from vaerdict.inference.sampling import Escalation, Group
 from vaerdict.inference.search import Scope
 from vaerdict.inference.target import Target, UserQuery, with_observations
 from vaerdict.models import Enumerated
 from vaerdict.noise import Randomness, as_source, seeded
-from vaerdict.proposals import Mixture, Prior, as_proposal
+from vaerdict.proposals import Mixture, Prior
 from vaerdict.samplers import gathered, systematic
 
 _CONFIRMED_ERRORS = 4.0  # errors of their difference by which two independent answers may differ
@@ -315,7 +315,7 @@ def posterior(
     >>> vd.Verdict.names(answer.verdict)
     ['OK', 'OK']
     """
-    check_dtype(check_observations(x), check_model(model))
+    check_dtype(check_observations(x), check_model(model, x))
     n = check_count(n, name="n")
     if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
         raise SettingError("shares= needs a mapping of several proposals and no tolerance=; leave it out.")
@@ -330,9 +330,11 @@ def posterior(
     target = Target.without_vectors(model, x)
     if isinstance(target.model, Enumerated) and not target.model.continuous:
         raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
-    named = {name: as_proposal(q) for name, q in proposals.items()} if isinstance(proposals, Mapping) else {}
-    q = Mixture(named, shares) if isinstance(proposals, Mapping) else as_proposal(proposals)
-    with evaluating(model, named, q):
+    named = {
+        name: Prior(q.prior, rows=True) if isinstance(q, Prior) else q for name, q in named_proposals(proposals).items()
+    }
+    q = Mixture(named, shares) if isinstance(proposals, Mapping) else named["q"]
+    with evaluating(model, named):
         z, log_w = importance_weights(target.model, x, q, n, generator=noise_for(seed, x))
         probes = Prior(target.model.prior).sample(x, _PROBES, log_w.shape[1:], as_source(seeded(0, log_w.device)))
     source, names = torch.zeros(n, dtype=torch.long), ("q",)
@@ -453,7 +455,7 @@ def expect(
     >>> answer.value.shape, answer.stage, vd.Verdict.names(answer.verdict)
     (torch.Size([2]), ['REFINED', 'REFINED'], ['OK', 'OK'])
     """
-    check_dtype(check_observations(x), check_model(model))
+    check_dtype(check_observations(x), check_model(model, x))
     settings = Settings(n, f, tolerance, rtol, budget, smooth=True, keep=False)
     answers = []
     for number in range(2 if confirm else 1):

@@ -194,6 +194,7 @@ class Target:
         """A function of the user's latents and observations as a function of vectors and row numbers."""
         return lambda u, index: self.evaluate(f, self.latent(u), self.rows(index))
 
+    @torch.no_grad()
     def evaluate(self, f: UserQuery, z: Latent, x: Observations) -> Tensor:
         """A query at latents and observations, averaged over discrete latents."""
         query = with_observations(f)

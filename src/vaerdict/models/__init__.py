@@ -14,10 +14,12 @@ from vaerdict.models.m1m2 import (
     recognition,
 )
 from vaerdict.models.ppca import PPCA, LambdaPPCA
+from vaerdict.models.vae import Autoencoder, from_vae
 
 __all__ = [
     "M1M2",
     "PPCA",
+    "Autoencoder",
     "BernoulliLikelihood",
     "ClassPrior",
     "ClassProposal",
@@ -28,6 +30,7 @@ __all__ = [
     "PerClass",
     "Recognition",
     "discrete_latents",
+    "from_vae",
     "per_class",
     "recognition",
 ]
