@@ -129,7 +129,7 @@ def escalate(
             budget=budget,
             smooth=smooth,
             keep=keep,
-            latent=None if latent is None else target.vector(map_latent(lambda t: t.unsqueeze(0), latent))[0],
+            latent=None if latent is None else target.space.vector(map_latent(lambda t: t.unsqueeze(0), latent))[0],
         )
         for number, (name, run) in enumerate(state.stages.items(), 1):
             rows = state.rows_for(name)
@@ -137,7 +137,7 @@ def escalate(
                 run(rows)
             progress(number, len(STAGES), f"{name}: {len(rows)} observations")
         record, groups = state.finish()
-        groups = [Group(rows, draws._replace(z=target.latent(draws.z))) for rows, draws in groups]
+        groups = [Group(rows, draws._replace(z=target.space.latent(draws.z))) for rows, draws in groups]
     return record, groups
 
 
@@ -337,15 +337,16 @@ class _Stages(Sampling):
 
 def _summed(target: Target, query: UserQuery | None) -> Escalation:
     """The exact answer for a model whose latents are all discrete."""
-    assert isinstance(target.model, Enumerated)
+    model = target.space.model
+    assert isinstance(model, Enumerated)
     if query is None:
         raise SettingError(
             "all latents of the model are discrete, and their posterior is a sum over states: ask for an expectation, "
             "expect(model, x, f)."
         )
-    n, states = len(target.index), target.model.n_states
+    n, states = len(target.index), model.n_states
     nothing = torch.zeros(n, dtype=torch.float64)
-    value = target.evaluate(query, nothing.new_zeros(1, n, 0).to(target.index.device), target.x)
+    value = target.space.evaluate(query, nothing.new_zeros(1, n, 0).to(target.index.device), target.x)
     value = checked_values(value, torch.zeros(1, n, device=value.device))[0].double().cpu()
     return Escalation(
         stage=[EXACT] * n,
