@@ -1,0 +1,84 @@
+"""The part that models of gene counts share: the count likelihood of scvi-tools and its library size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent
+
+from vaerdict.core import SettingError
+from vaerdict.likelihoods import CountLikelihood, CountParameters, NegativeBinomial, Poisson, ZeroInflated
+from vaerdict.models.counts import fixed_part
+from vaerdict.models.scvi.base import ScviModel, normal
+from vaerdict.models.scvi.registered import BATCH, Cells, Registered
+
+_EPS = 1e-8  # added by scvi-tools to the mean of a negative binomial before its logarithm: part of the fitted model
+_LIKELIHOODS: dict[str, CountLikelihood] = {
+    "nb": NegativeBinomial(),
+    "zinb": ZeroInflated(per_cell=True),
+    "poisson": Poisson(),
+}
+
+
+class CountsModel(ScviModel):
+    """An adapter whose field ``X`` holds counts of genes."""
+
+    def __init__(self, module: Any, source: Registered) -> None:
+        super().__init__(module, source)
+        self.likelihood = _LIKELIHOODS[module.gene_likelihood]
+
+    @classmethod
+    def check(cls, module: Any) -> None:
+        """Raise a `SettingError` if the likelihood is not one of counts."""
+        if module.gene_likelihood not in _LIKELIHOODS:
+            raise SettingError(
+                f"gene_likelihood={module.gene_likelihood!r} is not one of counts; "
+                f"train with {', '.join(_LIKELIHOODS)}."
+            )
+
+    @property
+    def latent_library(self) -> bool:
+        """Whether the logarithm of the library size is a latent, ``l``."""
+        return not self.module.use_observed_lib_size
+
+    def library_prior(self, x: Tensor | Cells) -> Independent:
+        """The prior of the log library size, a normal per batch. Shapes: ``-> distribution over (*batch, 1)``."""
+        batch = self.cells(x).fields[BATCH]
+        return normal(self.module.library_log_means[0][batch], self.module.library_log_vars[0][batch].sqrt())
+
+    def count_terms(self, counts: Tensor, at: CountParameters) -> Mapping[str, Tensor]:
+        """The dispersion, and the part of the log-likelihood that depends on nothing else, given one particle of each.
+
+        They are the same for all latents, unless the dispersion is per gene and cell.
+        """
+        log_r = None if at.log_dispersion is None else at.log_dispersion[0]
+        fixed = fixed_part(self.likelihood, counts, CountParameters(at.log_mean, log_r))
+        return {"fixed": fixed} if log_r is None else {"fixed": fixed, "log_dispersion": log_r}
+
+    def count_parameters(
+        self, cells: Cells, mean: Tensor, dispersion: Tensor | None, zero_logit: Tensor | None, shape: torch.Size
+    ) -> CountParameters:
+        """The parameters of the counts, from one row per particle and cell. Shapes: ``-> (K, *batch, genes)``."""
+        dispersed = self.likelihood.dispersed
+        log_mean = ((mean + _EPS) if dispersed else mean.clamp_min(torch.finfo(mean.dtype).tiny)).log().reshape(shape)
+        log_r = cells.terms.get("log_dispersion")
+        if log_r is None and dispersed and dispersion is not None:
+            log_r = dispersion.log().expand(mean.shape).reshape(shape)
+        logit = zero_logit.reshape(shape) if self.likelihood.inflated and zero_logit is not None else None
+        return CountParameters(log_mean, log_r, logit)
+
+    def count_log_prob(self, cells: Cells, at: CountParameters) -> Tensor:
+        """Log-probability of the counts of genes. Shapes: ``-> (K, *batch)``."""
+        if "fixed" not in cells.terms:
+            return self.likelihood.log_prob(cells.counts, at).sum(-1)
+        return cells.terms["fixed"] + self.likelihood.moving(cells.counts, at)
+
+
+class Unused(nn.Module):
+    """Replaces a layer whose output the likelihood does not use, such as that of the zero logits."""
+
+    def forward(self, *inputs: Any) -> None:
+        """Return None."""
