@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import LogNormal, Normal, kl_divergence
 
 from vaerdict import core
 from vaerdict.models.scvi import from_scvi
+from vaerdict.models.scvi.base import latent_type
 from vaerdict.noise import seeded
 from vaerdict.optional import isolated
 
 scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed (extra `scvi`)")
 anndata = pytest.importorskip("anndata")
 
-N, GENES, REGIONS, D = 120, 12, 16, 3
+N, GENES, REGIONS, PROTEINS, D = 120, 12, 16, 5, 3
 PADDING = 2e-8 * GENES  # scvi-tools adds 1e-8 to the dispersion of every gene before its logarithm
 COVARIATES = {
     "batch_key": "batch",
@@ -46,11 +49,14 @@ def cells(n_features: int = GENES, mean: float = 8.0) -> Any:
     return annotated(draws.poisson(rate * draws.gamma(3.0, 1 / 3, (N, n_features))) + (np.arange(n_features) == 0))
 
 
-def fitted(kind: Any, adata: Any, setup: dict[str, Any], **settings: Any) -> Any:
+def fitted(kind: Any, adata: Any, setup: dict[str, Any] | None, **settings: Any) -> Any:
     with isolated(0):
-        kind.setup_anndata(adata, **setup)
+        if setup is not None:
+            kind.setup_anndata(adata, **setup)
         model = kind(adata, n_latent=D, n_hidden=8, **settings)
-        model.train(max_epochs=2, accelerator="cpu", enable_progress_bar=False, logger=False, early_stopping=False)
+        quiet = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False, "early_stopping": False}
+        quiet |= {"reduce_lr_on_plateau": False} if kind is scvi.model.TOTALVI else {}
+        model.train(max_epochs=2, **quiet)
     return model
 
 
@@ -70,6 +76,47 @@ def peakvi(setup: dict[str, Any] = COVARIATES, **settings: Any) -> Callable[[], 
     return lambda: fitted(scvi.model.PEAKVI, cells(REGIONS, 0.5), setup, **settings)
 
 
+def scanvi(**settings: Any) -> Callable[[], Any]:
+    setup = {**COVARIATES, "labels_key": "type", "unlabeled_category": "none"}
+    return lambda: fitted(scvi.model.SCANVI, cells(), setup, **settings)
+
+
+def proteins() -> np.ndarray:
+    """Counts of proteins, of which the last was not measured in the first batch."""
+    counts = np.random.default_rng(1).poisson(20.0, (N, PROTEINS))
+    counts[::3, -1] = 0
+    return counts.astype(np.float32)
+
+
+def totalvi(setup: dict[str, Any] = COVARIATES, **settings: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        adata = cells()
+        adata.obsm["proteins"] = proteins()
+        return fitted(scvi.model.TOTALVI, adata, {**setup, "protein_expression_obsm_key": "proteins"}, **settings)
+
+    return make
+
+
+def multivi(*, with_proteins: bool = False, size_factors: bool = False, **settings: Any) -> Callable[[], Any]:
+    """Cells of which the first third has no regions, and the second no genes."""
+
+    def make() -> Any:
+        mudata = pytest.importorskip("mudata")
+        genes, regions, surface = cells(), cells(REGIONS, 0.5), annotated(proteins())
+        regions.X[: N // 3], genes.X[N // 3 : 2 * N // 3] = 0, 0
+        modalities = {"rna": genes, "atac": regions} | ({"protein": surface} if with_proteins else {})
+        with isolated(0):
+            data = mudata.MuData(modalities)
+            data.obs["rna_depth"], data.obs["atac_depth"] = np.linspace(50, 90, N), np.linspace(0.2, 0.9, N)
+            keys = {"size_factor_key": ["rna_depth", "atac_depth"]} if size_factors else {}
+            layers = {f"{name}_layer": name for name in modalities}
+            covariates = dict.fromkeys(COVARIATES, "rna")
+            scvi.model.MULTIVI.setup_mudata(data, **COVARIATES, **keys, modalities={**layers, **covariates})
+        return fitted(scvi.model.MULTIVI, data, None, **settings)
+
+    return make
+
+
 class Case(NamedTuple):
     """A model to fit, and its continuous latents."""
 
@@ -84,6 +131,18 @@ CASES = {
     "LinearSCVI": Case(linear, ("z", "l")),
     "POISSONVI": Case(poissonvi),
     "PEAKVI": Case(peakvi(encode_covariates=True)),
+    "SCANVI": Case(scanvi(), ("z2", "z1")),
+    "SCANVI-library": Case(scanvi(use_observed_lib_size=False, gene_likelihood="nb"), ("z2", "z1", "l")),
+    "TOTALVI": Case(totalvi(), ("z", "b")),
+    "TOTALVI-library": Case(totalvi(use_observed_lib_size=False, gene_likelihood="zinb"), ("z", "l", "b")),
+    "TOTALVI-size-factor": Case(totalvi({"size_factor_key": "depth"}, latent_distribution="ln"), ("z", "b")),
+    "TOTALVI-panel": Case(
+        totalvi({"panel_key": "chemistry"}, gene_dispersion="gene-batch", protein_dispersion="protein-batch"),
+        ("z", "b"),
+    ),
+    "MULTIVI": Case(multivi(encode_covariates=True)),
+    "MULTIVI-cell": Case(multivi(modality_weights="cell", gene_likelihood="poisson", size_factors=True)),
+    "MULTIVI-proteins": Case(multivi(with_proteins=True, gene_likelihood="nb"), ("z", "b")),
     "PEAKVI-plain": Case(peakvi({}, model_depth=False, region_factors=False, latent_distribution="ln")),
 }
 
@@ -103,53 +162,127 @@ def name(request) -> str:
 
 @pytest.fixture
 def model(name, monkeypatch) -> Any:
-    """The model of a case in double precision, which scvi-tools leaves where it converts to float32."""
+    """The model of a case in double precision, to which scvi-tools is held where it would convert to float32."""
     model = trained(name)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     return model
 
 
-class Theirs(NamedTuple):
-    """What scvi-tools computes at given latents. Shapes: ``(cells,)``."""
-
-    log_likelihood: Tensor
-    kl: dict[str, Tensor]
+def tensors_of(model: Any) -> dict[str, Tensor]:
+    (tensors,) = model._make_data_loader(adata=model.adata, batch_size=N)
+    return {key: doubled(t) for key, t in tensors.items()}
 
 
-def by_scvi(model: Any, z: Any) -> Theirs:
-    """The terms of the loss of scvi-tools, with the latents z in place of its draws."""
+def doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def inferred_by_scvi(module: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    inputs = module._get_inference_input(tensors)  # makes proteins in float32 where there are none
+    return module.inference(**{key: doubled(value) for key, value in inputs.items()})
+
+
+def loss_of_scvi(model: Any, latents: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The reconstruction and KL terms of scvi-tools at given latents in place of its draws. Shapes: ``(cells,)``."""
     module = model.module.eval()
-    latents = {"z": z} if isinstance(z, Tensor) else z._asdict()
     with isolated(0), torch.no_grad():
-        (tensors,) = model._make_data_loader(adata=model.adata, batch_size=N)
-        like = next(module.parameters())
-        tensors = {key: t.to(like) if t.is_floating_point() else t for key, t in tensors.items()}
-        inferred = module.inference(**module._get_inference_input(tensors))
-        inferred["z"] = module.z_encoder.z_transformation(latents["z"])
-        inferred["library"] = latents.get("l", inferred.get("library"))
+        tensors = tensors_of(model)
+        inferred = inferred_by_scvi(module, tensors)
+        encoder = next(getattr(module, key) for key in ENCODERS if hasattr(module, key))
+        inferred["z"] = encoder.z_transformation(latents["z"])
+        if "l" in latents:
+            inferred["library"], inferred["library_gene"] = latents["l"], latents["l"].exp()
         generated = module.generative(**module._get_generative_input(tensors, inferred))
-        loss = module.loss(tensors, inferred, generated)
-    return Theirs(-sum(loss.reconstruction_loss.values()), dict(loss.kl_local))  # type: ignore[arg-type]
+        if "b" in latents:
+            py, rate = generated["py_"], latents["b"].exp()
+            py["rate_back"], py["rate_fore"] = rate, rate * py["fore_scale"]
+        with patch.object(np, "float32", np.float64):  # the type of the mask of proteins
+            loss = module.loss(tensors, inferred, generated)
+    kl = {key: value for key, value in loss.kl_local.items() if key != "kl_divergence_paired"}
+    if "kl_div_back_pro" in kl:
+        kl["not of the density"] = -penalties(generated)
+    return -sum(loss.reconstruction_loss.values()), sum(kl.values())  # type: ignore[return-value]
 
 
-def kl_of(wrapped: Any, x: Tensor) -> Tensor:
-    """KL(q || p) of latents with normal prior and encoder, in closed form. Shapes: ``-> (cells,)``."""
-    priors, total = wrapped.latents(), torch.zeros(())
-    for latent, q in wrapped.encode(wrapped.cells(x)).items():
-        p = Normal(0, 1) if latent == "z" else priors[latent](x).base_dist
+ENCODERS = ("z_encoder", "encoder", "z_encoder_accessibility")
+
+
+def penalties(generated: Any) -> Tensor:
+    """The terms that TOTALVI adds to the divergence of the background: of its factors and of the mixture."""
+    factors = LogNormal(0.0, 1.0).log_prob(generated["per_batch_efficiency"])
+    return -(factors + 1e-3 * torch.nn.functional.logsigmoid(generated["py_"]["mixing"])).sum(-1)
+
+
+def kl_of(wrapped: Any, x: Tensor, latents: dict[str, Tensor]) -> Tensor:
+    """KL(q || p) of normal latents given those before them, in closed form. Shapes: ``-> (cells,)``."""
+    total = torch.zeros(N, dtype=x.dtype)
+    for latent, prior in wrapped.latents().items():
+        q = wrapped.encode(wrapped.cells(x))[latent]
+        q = q(latents) if callable(q) else q
+        if latent == "z":
+            p = Normal(0, 1)
+        else:
+            p = prior(**{key: x if key == "x" else latents[key] for key in signature(prior).parameters}).base_dist
         total = total + kl_divergence(Normal(q.loc, q.root.scale), p).sum(-1)
     return total
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "SCANVI" not in name], indirect=True)
 def test_the_terms_of_the_loss_are_those_of_scvi(name, model):
     wrapped = from_scvi(model)
     x = wrapped.observations()
-    z, log_q = wrapped.encoder.draw(x, 2, generator=seeded(1))
-    assert CASES[name].latents == (("z",) if isinstance(z, Tensor) else z._fields)
+    z, _ = wrapped.encoder.draw(x, 2, generator=seeded(1))
     ours = wrapped.log_likelihood(wrapped.prepare(x), z)
     for k in range(2):
-        theirs = by_scvi(model, core.map_latent(lambda t, k=k: t[k], z))
-        torch.testing.assert_close(ours[k], theirs.log_likelihood, rtol=1e-11, atol=PADDING)
-        torch.testing.assert_close(kl_of(wrapped, x), sum(theirs.kl.values()), rtol=1e-11, atol=0)
+        latents = {"z": z[k]} if isinstance(z, Tensor) else {key: t[k] for key, t in z._asdict().items()}
+        log_likelihood, kl = loss_of_scvi(model, latents)
+        torch.testing.assert_close(ours[k], log_likelihood, rtol=1e-11, atol=PADDING)
+        torch.testing.assert_close(kl_of(wrapped, x, latents), kl, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["SCANVI", "SCANVI-library"], indirect=True)
+def test_the_terms_of_the_loss_of_a_scanvi(model, monkeypatch):
+    wrapped, module = from_scvi(model), model.module.eval()
+    x, classes = wrapped.observations(), torch.arange(2)[:, None, None]
+    z, _ = wrapped.encoder.draw(x, 1, generator=seeded(1))
+    prior, mixture = wrapped.latents(), wrapped.encode(wrapped.cells(x))["z2"](z._asdict())
+    weight, log_prior = mixture.log_weight.exp(), prior["y"].log_prob(classes)
+    with isolated(0), torch.no_grad():
+        tensors = tensors_of(model)
+        inferred = inferred_by_scvi(module, tensors) | {"z": z.z1[0]}
+        inferred["library"] = z.l[0] if "l" in z._fields else inferred["library"]
+        generated = module.generative(**module._get_generative_input(tensors, inferred))
+        theirs = module.encoder_z2_z1.forward
+        monkeypatch.setattr(module.encoder_z2_z1, "forward", lambda *a: (theirs(*a)[0], z.z2[0].repeat(2, 1)))
+        loss = module.loss(tensors, inferred, generated)
+    log_joint = wrapped.log_joint(x, latent_type("y", *z._fields)(classes.expand(2, 1, N), *z))
+    rest = log_prior + prior["z2"].log_prob(z.z2) + (prior["l"](x).log_prob(z.l) if "l" in prior else 0)
+    ours = (weight * (log_joint - rest)).sum(0) - wrapped.encode(wrapped.cells(x))["z1"].log_prob(z.z1)
+    (reconstruction,), (kl,) = loss.reconstruction_loss.values(), loss.kl_local.values()
+    torch.testing.assert_close(ours[0], -reconstruction, rtol=1e-11, atol=PADDING)
+    divergence = kl_divergence(Normal(mixture.loc, mixture.scale), Normal(0, 1)).sum(-1) - log_prior
+    ours = (weight * (mixture.log_weight + divergence)).sum(0)[0]
+    if "l" in prior:
+        q = wrapped.encode(wrapped.cells(x))["l"]
+        ours = ours + kl_divergence(Normal(q.loc, q.root.scale), prior["l"](x).base_dist).sum(-1)
+    torch.testing.assert_close(ours, kl, rtol=1e-11, atol=1e-12)
+
+
+def test_the_encoder_is_a_proposal_of_the_continuous_latents(name, model):
+    wrapped = from_scvi(model)
+    x = wrapped.observations()
+    before = torch.get_rng_state()
+    z, log_q = wrapped.encoder.draw(x, 3, generator=seeded(1))
+    assert isinstance(wrapped.encoder, core.Proposal)
+    assert CASES[name].latents == (("z",) if isinstance(z, Tensor) else z._fields)
+    assert log_q.shape == (3, N)
     torch.testing.assert_close(wrapped.encoder.log_prob(z, x), log_q)
-    torch.testing.assert_close(wrapped.log_joint(x, z), ours + wrapped.log_prior(x, z))
+    if "y" in wrapped.latents():
+        z = latent_type("y", *z._fields)(torch.zeros(3, N, dtype=torch.long), *z)
+    log_p = wrapped.log_joint(x, z)
+    assert log_p.shape == (3, N)
+    assert bool(log_p.isfinite().all())
+    torch.testing.assert_close(wrapped.log_joint(wrapped.prepare(x), z), log_p)
+    folded = core.map_latent(lambda t: t.reshape(3, 4, N // 4, *t.shape[2:]), z)
+    torch.testing.assert_close(wrapped.log_joint(x.reshape(4, N // 4, -1), folded).reshape(3, N), log_p)
+    assert torch.equal(torch.get_rng_state(), before)

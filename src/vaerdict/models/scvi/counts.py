@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Independent
 
-from vaerdict.core import SettingError
+from vaerdict.core import Latent, SettingError
 from vaerdict.likelihoods import CountLikelihood, CountParameters, NegativeBinomial, Poisson, ZeroInflated
 from vaerdict.models.counts import fixed_part
 from vaerdict.models.scvi.base import ScviModel, normal
-from vaerdict.models.scvi.registered import BATCH, Cells, Registered
+from vaerdict.models.scvi.registered import BATCH, CATEGORICAL, CONTINUOUS, Cells, Registered
 
 _EPS = 1e-8  # added by scvi-tools to the mean of a negative binomial before its logarithm: part of the fitted model
 _LIKELIHOODS: dict[str, CountLikelihood] = {
@@ -24,7 +24,10 @@ _LIKELIHOODS: dict[str, CountLikelihood] = {
 
 
 class CountsModel(ScviModel):
-    """An adapter whose field ``X`` holds counts of genes."""
+    """An adapter whose field ``X`` holds counts of genes. It defines `scale` too."""
+
+    state = "z"
+    """The latent that is decoded."""
 
     def __init__(self, module: Any, source: Registered) -> None:
         super().__init__(module, source)
@@ -39,10 +42,37 @@ class CountsModel(ScviModel):
                 f"train with {', '.join(_LIKELIHOODS)}."
             )
 
+    def scale(self, cells: Cells, state: Tensor) -> Tensor:
+        """Normalised expression of given batches. Shapes: ``(K, *batch, d) -> (K, *batch, genes)``."""
+        raise NotImplementedError
+
+    def expression(self, z: Latent, x: Tensor | None = None) -> Tensor:
+        """Normalised expression, the proportions of genes, as in ``get_normalized_expression``.
+
+        Without the cells x it is averaged over batches. With a ``size_factor_key`` it is the mean count per unit of
+        size factor and need not sum to one. Shapes: ``(K, *batch, d) -> (K, *batch, genes)``.
+        """
+        state = self.state_of(z)
+        if x is not None:
+            return self.scale(self.cells(x), state)
+        others = [key for key in (CATEGORICAL, CONTINUOUS) if key in self.columns]
+        if others:
+            raise SettingError(
+                f"the decoder takes {', '.join(others)}, over which expression is not averaged; pass the cells x."
+            )
+        blank = self.cells(state.new_zeros(*state.shape[1:-1], sum(self.columns.values()))).fields
+        batches = [torch.full_like(blank[BATCH], b) for b in range(max(1, self.module.n_batch))]
+        scales = [self.scale(Cells({**blank, BATCH: batch}), state) for batch in batches]
+        return torch.stack(scales).mean(0) if len(scales) > 1 else scales[0]
+
+    def state_of(self, z: Latent) -> Tensor:
+        """The latent that is decoded. Shapes: ``-> (K, *batch, d)``."""
+        return z if isinstance(z, Tensor) else getattr(z, self.state)
+
     @property
     def latent_library(self) -> bool:
         """Whether the logarithm of the library size is a latent, ``l``."""
-        return not self.module.use_observed_lib_size
+        return not getattr(self.module, "use_observed_lib_size", True)
 
     def library_prior(self, x: Tensor | Cells) -> Independent:
         """The prior of the log library size, a normal per batch. Shapes: ``-> distribution over (*batch, 1)``."""

@@ -8,19 +8,26 @@ from pkgutil import resolve_name
 from typing import Any
 
 from torch import nn
+from torch.distributions import Distribution
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from vaerdict.core import SettingError
 from vaerdict.models.scvi.base import ScviModel
+from vaerdict.models.scvi.multivi import Multivi
 from vaerdict.models.scvi.peakvi import Peakvi
 from vaerdict.models.scvi.registered import Registered
+from vaerdict.models.scvi.scanvi import Scanvi
 from vaerdict.models.scvi.scvi import Scvi
+from vaerdict.models.scvi.totalvi import Totalvi
 from vaerdict.optional import require
 
 ADAPTERS: dict[str, type[ScviModel]] = {
     "scvi.module.VAE": Scvi,
     "scvi.module.LDVAE": Scvi,
+    "scvi.module.SCANVAE": Scanvi,
+    "scvi.module.TOTALVAE": Totalvi,
     "scvi.module.PEAKVAE": Peakvi,
+    "scvi.module.MULTIVAE": Multivi,
 }
 """The adapter of each class of scvi-tools modules, which is that of ``model.module``. Subclasses are not included."""
 
@@ -41,8 +48,9 @@ _REASONS = {
 def from_scvi(model: Any) -> ScviModel:
     """Wrap a fitted scvi-tools model as a model of this library, with its encoder as a proposal.
 
-    The classes are SCVI, LinearSCVI, PEAKVI and POISSONVI, with batches, covariates, any dispersion, size factors and
-    a latent library size where they have them.
+    The classes are SCVI, LinearSCVI, SCANVI, TOTALVI, PEAKVI, POISSONVI and MULTIVI, with batches, covariates,
+    dispersions, size factors and a latent library size where they have them. A model with one latent takes a tensor
+    z; one with several (`vaerdict.models.scvi` says which) takes a named tuple.
 
     Parameters
     ----------
@@ -72,7 +80,9 @@ def from_scvi(model: Any) -> ScviModel:
     adapter = _adapter(model)
     _check_fitted(model)
     adapter.check(model.module)
-    module = copy.deepcopy(model.module).eval().requires_grad_(False)
+    # a distribution that the module keeps from its last minibatch has a graph, which cannot be copied
+    kept = {id(value): None for value in vars(model.module).values() if isinstance(value, Distribution)}
+    module = copy.deepcopy(model.module, kept).eval().requires_grad_(False)
     _fold_batch_norms(module)
     module.minified_data_type = None  # the copy is always given counts; the original may read stored latents
     return adapter(module, Registered(model, adapter.reads(module)))
@@ -85,7 +95,7 @@ def _adapter(model: Any) -> type[ScviModel]:
             return adapter
     name = type(model).__name__
     reason = next((reason for part, reason in _REASONS.items() if part in name), "there is no adapter for it")
-    supported = "SCVI, LinearSCVI, PEAKVI and POISSONVI"
+    supported = "SCVI, LinearSCVI, SCANVI, TOTALVI, PEAKVI, POISSONVI and MULTIVI"
     raise SettingError(f"{name} cannot be wrapped: {reason}. {supported} can be; CONTRIBUTING.md shows how to add one.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vaerdict.core import DataError, Latent, SettingError
+from vaerdict.core import DataError, Latent
 from vaerdict.distributions import StandardNormal
 from vaerdict.likelihoods import CountParameters
 from vaerdict.models.scvi.base import elliptical, without_draws
@@ -26,7 +26,6 @@ from vaerdict.models.scvi.registered import (
 
 _ENCODED = {BATCH: "batch_index", CATEGORICAL: "cat_covs", CONTINUOUS: "cont_covs"}
 _DECODED = {**_ENCODED, LABELS: "y", SIZE_FACTOR: "size_factor"}
-_RATE_FIELDS = (LABELS, SIZE_FACTOR)  # fields that do not change normalised expression
 
 
 class Scvi(CountsModel):
@@ -40,9 +39,6 @@ class Scvi(CountsModel):
 
     Reference: Lopez et al. (2018), Deep generative modeling for single-cell transcriptomics, Nature Methods 15.
     """
-
-    state = "z"
-    """The latent that is decoded."""
 
     def __init__(self, module: Any, source: Registered) -> None:
         super().__init__(module, source)
@@ -97,37 +93,14 @@ class Scvi(CountsModel):
         """The parameters of the counts given z, at the library sizes of x or of z."""
         cells = self.prepare(x)
         log_library = z.l if self.latent_library else cells.terms["log_library"]
-        return self._counts_at(cells, self._state(z), log_library)
+        return self._counts_at(cells, self.state_of(z), log_library)
 
     def sample(self, x: Tensor, z: Latent, *, generator: torch.Generator) -> Tensor:
         """Draw counts given z at the library sizes of x, for predictive checks. Shapes: ``-> (K, *batch, genes)``."""
         return self.likelihood.sample(self.conditional(x, z), generator=generator)
 
-    def expression(self, z: Latent, x: Tensor | None = None) -> Tensor:
-        """Normalised expression, the proportions of genes, as in ``get_normalized_expression``.
-
-        Without the cells x it is averaged over batches. With a ``size_factor_key`` it is the mean count per unit of
-        size factor and need not sum to one. Shapes: ``(K, *batch, d) -> (K, *batch, genes)``.
-        """
-        state = self._state(z)
-        if x is not None:
-            return self._scale(self.cells(x), state)
-        others = [key for key in self.columns if key not in ("X", BATCH, *_RATE_FIELDS)]
-        if others:
-            raise SettingError(
-                f"the decoder takes {', '.join(others)}, over which expression is not averaged; pass the cells x."
-            )
-        blank = self.cells(state.new_zeros(*state.shape[1:-1], sum(self.columns.values()))).fields
-        batches = [
-            Cells({**blank, BATCH: torch.full_like(blank[BATCH], b)}) for b in range(max(1, self.module.n_batch))
-        ]
-        scales = [self._scale(cells, state) for cells in batches]
-        return torch.stack(scales).mean(0) if len(scales) > 1 else scales[0]
-
-    def _state(self, z: Latent) -> Tensor:
-        return z if isinstance(z, Tensor) else getattr(z, self.state)
-
-    def _scale(self, cells: Cells, state: Tensor) -> Tensor:
+    def scale(self, cells: Cells, state: Tensor) -> Tensor:
+        """Normalised expression of given batches. Shapes: ``(K, *batch, d) -> (K, *batch, genes)``."""
         px = self._decode(cells, state, torch.zeros_like(state[..., :1]))
         return px.get_normalized("scale").reshape(*state.shape[:-1], -1)
 
