@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 from torch.distributions import LogNormal, Normal, kl_divergence
 
+from checks import assert_mean, assert_within
 from vaerdict import core
-from vaerdict.models.scvi import from_scvi
+from vaerdict.inference import posterior
+from vaerdict.models.scvi import ADAPTERS, Scvi, from_scvi
 from vaerdict.models.scvi.base import latent_type
-from vaerdict.noise import seeded
+from vaerdict.models.scvi.scanvi import ClassMixture
+from vaerdict.noise import as_source, seeded
 from vaerdict.optional import isolated
+from vaerdict.refinement import refine
 
 scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed (extra `scvi`)")
 anndata = pytest.importorskip("anndata")
@@ -49,14 +53,15 @@ def cells(n_features: int = GENES, mean: float = 8.0) -> Any:
     return annotated(draws.poisson(rate * draws.gamma(3.0, 1 / 3, (N, n_features))) + (np.arange(n_features) == 0))
 
 
-def fitted(kind: Any, adata: Any, setup: dict[str, Any] | None, **settings: Any) -> Any:
+def fitted(kind: Any, adata: Any, setup: dict[str, Any] | None, *, epochs: int = 2, **settings: Any) -> Any:
     with isolated(0):
         if setup is not None:
             kind.setup_anndata(adata, **setup)
         model = kind(adata, n_latent=D, n_hidden=8, **settings)
         quiet = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False, "early_stopping": False}
         quiet |= {"reduce_lr_on_plateau": False} if kind is scvi.model.TOTALVI else {}
-        model.train(max_epochs=2, **quiet)
+        if epochs:
+            model.train(max_epochs=epochs, **quiet)
     return model
 
 
@@ -286,3 +291,169 @@ def test_the_encoder_is_a_proposal_of_the_continuous_latents(name, model):
     folded = core.map_latent(lambda t: t.reshape(3, 4, N // 4, *t.shape[2:]), z)
     torch.testing.assert_close(wrapped.log_joint(x.reshape(4, N // 4, -1), folded).reshape(3, N), log_p)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_covariates_matter(name, model):
+    """Another batch, covariate or size factor changes the density of every cell; the index of a cell does not."""
+    wrapped = from_scvi(model)
+    x, z = wrapped.observations(), drawn(wrapped)
+    log_p, start = wrapped.log_joint(x, z), 0
+    covariates = {key: width for key, width in wrapped.columns.items() if key not in ("X", "proteins", "atac")}
+    for key, width in wrapped.columns.items():
+        if key in covariates:
+            other = x.clone()
+            column = other[:, start]
+            other[:, start] = 1 - column.clamp_max(1) if key in WHOLE else column + 0.1
+            changed = wrapped.log_joint(other, z) != log_p
+            assert bool(changed.any()) == (key != "ind_x"), key
+            assert float(changed.double().mean()) > 0.6 or key in ("ind_x", "size_factor"), key
+        start += width
+    assert set(covariates) >= ({"batch", "extra_categorical_covs", "extra_continuous_covs"} if name in MAIN else set())
+
+
+WHOLE = ("batch", "panel", "extra_categorical_covs", "ind_x")
+MAIN = ("SCVI", "POISSONVI", "PEAKVI", "SCANVI", "TOTALVI", "MULTIVI")
+
+
+def drawn(wrapped: Any, k: int = 1) -> Any:
+    """Latents from the encoder, in the first class where there are classes."""
+    z = wrapped.encoder.draw(wrapped.observations(), k, generator=seeded(1)).z
+    return with_class(z, torch.zeros(k, N, dtype=torch.long)) if "y" in wrapped.latents() else z
+
+
+def with_class(z: Any, y: Tensor) -> Any:
+    return latent_type("y", *z._fields)(y, *z)
+
+
+@pytest.mark.parametrize("make", [scvi_of({}), peakvi({}), totalvi({})])
+def test_what_was_not_registered_does_not_matter(make):
+    wrapped = from_scvi(make())
+    other = wrapped._source.model.adata.copy()
+    other.obs["batch"], other.obs["age"] = "first", 7.0
+    assert set(wrapped.columns) <= {"X", "proteins"}
+    assert torch.equal(wrapped.observations(other), wrapped.observations())
+
+
+@pytest.mark.parametrize("name", ["TOTALVI"], indirect=True)
+def test_proteins_that_were_not_measured_do_not_matter(model):
+    wrapped = from_scvi(model)
+    x, z = wrapped.observations(), drawn(wrapped)
+    log_p, last = wrapped.log_joint(x, z), GENES + PROTEINS - 1
+    x[:, last] += 3
+    changed = wrapped.log_joint(x, z)[0] != log_p[0]
+    assert torch.equal(changed, torch.arange(N) % 3 != 0)
+    prior, q = wrapped.background_prior(x), wrapped.encode(wrapped.cells(x))["b"](z._asdict())
+    assert torch.equal(q.loc[0, ::3, -1], prior.mean[::3, -1])
+    assert not torch.equal(q.loc[0, 1::3, -1], prior.mean[1::3, -1])
+
+
+@pytest.mark.parametrize("name", ["SCANVI", "SCANVI-library"], indirect=True)
+def test_the_classes_of_a_scanvi(model):
+    """One class at a time or all in front give the same density, and its softmax is the class probability."""
+    wrapped = from_scvi(model)
+    x = wrapped.observations()
+    z = wrapped.encoder.draw(x, 3, generator=seeded(2)).z
+    classes = torch.arange(2)[:, None, None].expand(2, 3, N)
+    log_p = wrapped.log_joint(x, with_class(z, classes))
+    assert list(wrapped.classes) == ["a", "b"]
+    torch.testing.assert_close(log_p, torch.stack([wrapped.log_joint(x, with_class(z, y)) for y in classes]))
+    torch.testing.assert_close(wrapped.class_probabilities(z), log_p.softmax(0).movedim(0, -1))
+    assert float((log_p[0] - log_p[1]).abs().min()) > 0
+
+
+def test_draws_of_a_mixture_over_classes_have_its_density():
+    n = 50_000
+    weight, loc = torch.tensor([0.2, 0.5, 0.3]).double(), torch.tensor([[-2.0, 0.0], [1.0, 1.0], [3.0, -1.0]]).double()
+    scale = torch.tensor([[0.5, 1.0], [1.0, 0.7], [0.8, 0.8]]).double()
+    mixture = ClassMixture(
+        weight.log()[:, None, None].expand(3, n, 1), *(t[:, None, None].expand(3, n, 1, 2) for t in (loc, scale))
+    )
+    z = mixture.particles(n, (1,), as_source(seeded(0)))
+    mean = (weight[:, None] * loc).sum(0)
+    assert_within(z.mean(0)[0], mean, z.std(0)[0] / n**0.5, rate=1e-6)
+    # the ratio to a normal with lighter tails is bounded and has mean one
+    inside = Normal(torch.tensor([0.5, 0.0]).double(), 0.5)
+    ratio = (inside.log_prob(z).sum(-1) - mixture.log_prob(z)).exp()
+    assert_mean(ratio[:, 0], 1.0, rate=1e-6)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(1.1 * ratio[:, 0], 1.0, rate=1e-6)
+
+
+@pytest.mark.parametrize("name", ["PEAKVI", "POISSONVI", "MULTIVI"], indirect=True)
+def test_posteriors_of_one_latent_are_refined(model, generator):
+    wrapped = from_scvi(model)
+    x = wrapped.observations()[:20]
+    local = refine(wrapped, x, wrapped.encoder)
+    assert bool((local.log_joint > wrapped.log_joint(x, wrapped.encoder(x).loc[None])[0]).all())
+    before, after = (posterior(wrapped, x, q, 500, generator=generator) for q in (wrapped.encoder, local.distribution))
+    assert float(after.ess.mean()) > 1.5 * float(before.ess.mean())
+
+
+@pytest.mark.parametrize("name", ["SCANVI-library", "TOTALVI-library", "MULTIVI-proteins"], indirect=True)
+def test_gradients_are_in_the_latents_alone(model):
+    wrapped = from_scvi(model)
+    x, z = wrapped.prepare(wrapped.observations()), drawn(wrapped)
+    moving = [t.requires_grad_() for t in z if t.is_floating_point()]
+    gradients = torch.autograd.grad(wrapped.log_joint(x, z).sum(), moving)
+    steps = [1e-6 * torch.randn(t.shape, generator=seeded(i), dtype=t.dtype) for i, t in enumerate(moving)]
+    ends = []
+    for sign in (1, -1):
+        shifted = iter(t.detach() + sign * step for t, step in zip(moving, steps, strict=True))
+        ends.append(wrapped.log_joint(x, type(z)(*(next(shifted) if t.is_floating_point() else t for t in z))).sum())
+    change = 2 * sum((g * step).sum() for g, step in zip(gradients, steps, strict=True))
+    torch.testing.assert_close(change, ends[0] - ends[1], rtol=1e-5, atol=0)
+    assert not any(p.requires_grad for p in wrapped.parameters())
+
+
+# ------------------------------------------------------------------------------------------- refused, and added
+def autozi() -> Any:
+    with isolated(0):
+        scvi.model.AUTOZI.setup_anndata(adata := cells())
+        return scvi.model.AUTOZI(adata)
+
+
+def mrvi() -> Any:
+    with isolated(0):
+        scvi.external.MRVI.setup_anndata(adata := cells(), sample_key="batch", backend="torch")
+        return scvi.external.MRVI(adata)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (autozi, "AUTOZI cannot be wrapped: its probabilities of zero inflation are latents of genes"),
+        (mrvi, "MRVI cannot be wrapped: the shift of its second cell state is a point estimate"),
+        (type("SpatialStereoscope", (), {}), "SpatialStereoscope cannot be wrapped: a cell is explained by"),
+        (type("RESOLVI", (), {}), "RESOLVI cannot be wrapped: a cell is explained by its neighbours"),
+        (type("NEWVI", (), {}), "NEWVI cannot be wrapped: there is no adapter for it.*CONTRIBUTING.md"),
+        (scanvi(dispersion="gene-label", epochs=0), "dispersion='gene-label' of a SCANVI takes the registered label"),
+        (
+            scanvi(latent_distribution="ln", epochs=0),
+            "latent_distribution='ln' evaluates the density",
+        ),
+        (multivi(dispersion="gene-batch", epochs=0), "dispersion='gene-batch' of a MULTIVI is not used"),
+    ],
+)
+def test_models_that_cannot_be_wrapped_are_refused(make, message):
+    with pytest.raises(core.SettingError, match=message):
+        from_scvi(make())
+
+
+def test_weights_per_cell_are_of_the_cells_trained_on():
+    wrapped = from_scvi(trained("MULTIVI-cell"))
+    assert wrapped.observations(indices=[3]).shape == (1, sum(wrapped.columns.values()))
+    with pytest.raises(core.SettingError, match="those of the cells trained on; leave out adata"):
+        wrapped.observations(multivi(epochs=0)().adata)
+
+
+class OwnVAE(scvi.module.VAE):
+    """A module of a user."""
+
+
+def test_an_adapter_can_be_added(monkeypatch):
+    model = scvi_of()()
+    model.module.__class__ = OwnVAE
+    with pytest.raises(core.SettingError, match="SCVI cannot be wrapped: there is no adapter for it"):
+        from_scvi(model)
+    monkeypatch.setitem(ADAPTERS, f"{__name__}.OwnVAE", Scvi)
+    assert isinstance(from_scvi(model), Scvi)

@@ -41,9 +41,9 @@ class ScviModel(nn.Module):
 
     @classmethod
     def reads(cls, module: Any) -> Sequence[str]:
-        """The registered fields that the likelihood or the encoder uses, ``X`` first; those not registered are skipped.
+        """The registered fields that the likelihood or the encoder uses, ``X`` first.
 
-        A model of one batch does not read it.
+        Those that were not registered are skipped, and so is the batch if there is only one.
         """
         raise NotImplementedError
 

@@ -78,8 +78,8 @@ def from_scvi(model: Any) -> ScviModel:
     >>> vaerdict.posterior(wrapped, x, wrapped.encoder).khat        # doctest: +SKIP
     """
     adapter = _adapter(model)
-    _check_fitted(model)
     adapter.check(model.module)
+    _check_fitted(model)
     # a distribution that the module keeps from its last minibatch has a graph, which cannot be copied
     kept = {id(value): None for value in vars(model.module).values() if isinstance(value, Distribution)}
     module = copy.deepcopy(model.module, kept).eval().requires_grad_(False)

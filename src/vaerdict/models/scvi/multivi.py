@@ -73,13 +73,9 @@ class Multivi(CountsModel):
     @classmethod
     def reads(cls, module: Any) -> Sequence[str]:
         """What was measured, batch and covariates; size factors and the index of cells if they are used."""
-        used = {
-            BATCH: module.n_batch > 1,
-            SIZE_FACTOR: module.use_size_factor_key,
-            CELL: module.modality_weights == "cell",
-        }
-        fields = (REGIONS, PROTEINS, BATCH, CATEGORICAL, CONTINUOUS, SIZE_FACTOR, CELL)
-        return ["X", *(key for key in fields if used.get(key, True))]
+        size_factors = [SIZE_FACTOR] if module.use_size_factor_key else []
+        index = [CELL] if module.modality_weights == "cell" else []
+        return ["X", REGIONS, PROTEINS, *_COVARIATES, *size_factors, *index]
 
     def latents(self) -> Mapping[str, Any]:
         """The cell state, and the log background of proteins."""

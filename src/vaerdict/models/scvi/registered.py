@@ -37,7 +37,9 @@ class Registered:
 
     def __init__(self, model: Any, fields: Sequence[str]) -> None:
         self.model, manager = model, model.adata_manager
-        present = [key for key in fields if key in manager.data_registry]
+        present = [
+            key for key in fields if key in manager.data_registry and (key != BATCH or model.summary_stats.n_batch > 1)
+        ]
         self.columns = {key: _field(manager, key, [0]).shape[1] for key in present}
 
     def __deepcopy__(self, memo: Any) -> Registered:

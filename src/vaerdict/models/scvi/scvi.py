@@ -48,14 +48,9 @@ class Scvi(CountsModel):
     @classmethod
     def reads(cls, module: Any) -> Sequence[str]:
         """Counts, batch and covariates; labels and size factors if they enter the likelihood."""
-        used = {
-            BATCH: module.n_batch > 1,
-            LABELS: module.dispersion == "gene-label",
-            CATEGORICAL: True,
-            CONTINUOUS: True,
-            SIZE_FACTOR: module.use_size_factor_key,
-        }
-        return ["X", *(key for key in used if used[key])]
+        labels = [LABELS] if module.dispersion == "gene-label" else []
+        size_factors = [SIZE_FACTOR] if module.use_size_factor_key else []
+        return ["X", BATCH, *labels, CATEGORICAL, CONTINUOUS, *size_factors]
 
     def latents(self) -> Mapping[str, Any]:
         """The cell state, and the log library size if it is not observed."""

@@ -64,12 +64,9 @@ class Totalvi(CountsModel):
     @classmethod
     def reads(cls, module: Any) -> Sequence[str]:
         """Counts of genes and proteins, batch, panel and covariates; size factors if they enter the likelihood."""
-        used = {BATCH: module.n_batch > 1, PANEL: module.panel_key == PANEL, SIZE_FACTOR: module.use_size_factor_key}
-        return [
-            "X",
-            PROTEINS,
-            *(key for key in (BATCH, PANEL, CATEGORICAL, CONTINUOUS, SIZE_FACTOR) if used.get(key, True)),
-        ]
+        panels = [PANEL] if module.panel_key == PANEL else []
+        size_factors = [SIZE_FACTOR] if module.use_size_factor_key else []
+        return ["X", PROTEINS, BATCH, *panels, CATEGORICAL, CONTINUOUS, *size_factors]
 
     def latents(self) -> Mapping[str, Any]:
         """The cell state, the log library size if it is not observed, and the log background of proteins."""
