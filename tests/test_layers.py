@@ -24,6 +24,7 @@ LAYERS = {
         ("engines",),
         ("tasks",),
         ("distributions", "likelihoods", "objectives", "diagnostics", "networks"),
+        ("priors",),
         ("proposals", "estimators", "samplers", "refinement", "models"),
         ("training", "decisions", "datasets"),
         ("selective",),

@@ -76,7 +76,9 @@ class ScviModel(nn.Module):
         latents = self.latents()
         if list(latents) == ["z"]:
             return latents["z"]
-        raise NotImplementedError
+        from vaerdict.priors import JointPrior
+
+        return JointPrior(**latents)
 
     @property
     def encoder(self) -> ScviEncoder | JointEncoder:
@@ -199,7 +201,11 @@ def elliptical(q: Any, lead: torch.Size) -> Elliptical:
 
 
 def normal(loc: Tensor, scale: Tensor) -> Independent:
-    """Independent normals of the last axis; values are not validated, because rare ones may not be finite."""
+    """Independent normals of the last axis.
+
+    At states far from all cells too: values are not validated, and a scale whose square underflows is replaced.
+    """
+    scale = scale.clamp_min(torch.finfo(scale.dtype).tiny ** 0.5)
     return Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,14 +90,29 @@ class CountsModel(ScviModel):
         return {"fixed": fixed} if log_r is None else {"fixed": fixed, "log_dispersion": log_r}
 
     def count_parameters(
-        self, cells: Cells, mean: Tensor, dispersion: Tensor | None, zero_logit: Tensor | None, shape: torch.Size
+        self,
+        cells: Cells,
+        lead: torch.Size,
+        mean: Tensor,
+        dispersion: Tensor | None = None,
+        zero_logit: Tensor | None = None,
+        log_library: Tensor | None = None,
     ) -> CountParameters:
-        """The parameters of the counts, from one row per particle and cell. Shapes: ``-> (K, *batch, genes)``."""
-        dispersed = self.likelihood.dispersed
-        log_mean = ((mean + _EPS) if dispersed else mean.clamp_min(torch.finfo(mean.dtype).tiny)).log().reshape(shape)
+        """The parameters of the counts, from those of scvi-tools with one row per particle and cell.
+
+        A latent library size may be too large for floating point; the mean is then of a library of one, and
+        `log_library` is added to its logarithm. Shapes: ``lead`` is ``(K, *batch)``, ``-> (K, *batch, genes)``.
+        """
+        dispersed, shape = self.likelihood.dispersed, (*lead, mean.shape[-1])
+        smallest = torch.finfo(mean.dtype).tiny
+        if log_library is None:
+            log_mean = ((mean + _EPS) if dispersed else mean.clamp_min(smallest)).log().reshape(shape)
+        else:
+            log_mean = mean.clamp_min(smallest).log().reshape(shape) + log_library
+            log_mean = padded(log_mean) if dispersed else log_mean
         log_r = cells.terms.get("log_dispersion")
         if log_r is None and dispersed and dispersion is not None:
-            log_r = dispersion.log().expand(mean.shape).reshape(shape)
+            log_r = dispersion.log().expand_as(mean).reshape(shape)
         logit = zero_logit.reshape(shape) if self.likelihood.inflated and zero_logit is not None else None
         return CountParameters(log_mean, log_r, logit)
 
@@ -105,6 +121,11 @@ class CountsModel(ScviModel):
         if "fixed" not in cells.terms:
             return self.likelihood.log_prob(cells.counts, at).sum(-1)
         return cells.terms["fixed"] + self.likelihood.moving(cells.counts, at)
+
+
+def padded(log_mean: Tensor) -> Tensor:
+    """The logarithm of a mean to which scvi-tools adds 1e-8."""
+    return torch.logaddexp(log_mean, log_mean.new_tensor(math.log(_EPS)))
 
 
 class Unused(nn.Module):

@@ -100,16 +100,15 @@ class Multivi(CountsModel):
         """Log p(x | z), or log p(x | z, b). Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
         state = self.state_of(z)
         out, lead = self._decode(cells, state, cells.terms["log_library"]), state.shape[:-1]
-        shape = torch.Size((*lead, self.columns["X"]))
-        at = self.count_parameters(cells, out["px_rate"], out["px_r"], out["px_dropout"], shape)
+        at = self.count_parameters(cells, lead, out["px_rate"], out["px_r"], out["px_dropout"])
         total = _measured(cells, "X") * self.count_log_prob(cells, at)
         if REGIONS in self.columns:
             probability = out["p"].reshape(*lead, -1) * cells.terms["factor"]
             total = total + _measured(cells, REGIONS) * accessible_log_prob(cells.fields[REGIONS], probability)
         if self.protein_decoder is None:
             return total
-        dispersion = out["py_"]["r"].expand(len(out["px_rate"]), -1).reshape(*lead, -1)
-        log_p = self._proteins(cells, state).log_prob(cells.fields[PROTEINS], z.b, dispersion)
+        log_r = out["py_"]["r"].log().expand(len(out["px_rate"]), -1).reshape(*lead, -1)
+        log_p = self._proteins(cells, state).log_prob(cells.fields[PROTEINS], z.b, log_r)
         return total + _measured(cells, PROTEINS) * log_p.sum(-1)
 
     def encode(self, cells: Cells) -> Mapping[str, Any]:
@@ -143,11 +142,10 @@ class Multivi(CountsModel):
         assert self.protein_decoder is not None
         lead = state.shape[:-1]
         arguments = self.arguments(cells, lead, _COVARIATES)
-        inputs = [self._decoded_state(state), *(arguments[key] for key in ("cont_covs",) if key in arguments)]
-        categories = arguments["cat_covs"].split(1, -1) if "cat_covs" in arguments else ()
-        with without_draws(state):
-            decoded, _ = self.protein_decoder(torch.cat(inputs, -1), arguments["batch_index"], *categories)
-        return ProteinParameters.read(decoded, lead)
+        decoded = self._decoded_state(state)
+        inputs = torch.cat([decoded, arguments["cont_covs"]], -1) if "cont_covs" in arguments else decoded
+        covariates = arguments["cat_covs"].split(1, -1) if "cat_covs" in arguments else ()
+        return ProteinParameters.decode(self.protein_decoder, inputs, (arguments["batch_index"], *covariates), lead)
 
     def _decoded_state(self, state: Tensor) -> Tensor:
         return self.module.z_encoder_accessibility.z_transformation(state.reshape(-1, state.shape[-1]))

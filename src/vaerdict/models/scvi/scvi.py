@@ -100,11 +100,11 @@ class Scvi(CountsModel):
         return px.get_normalized("scale").reshape(*state.shape[:-1], -1)
 
     def _counts_at(self, cells: Cells, state: Tensor, log_library: Tensor) -> CountParameters:
-        px, shape = self._decode(cells, state, log_library), torch.Size((*state.shape[:-1], self.columns["X"]))
-        if not self.likelihood.dispersed:
-            return self.count_parameters(cells, px.rate, None, None, shape)
+        lead, latent = state.shape[:-1], self.latent_library
+        px = self._decode(cells, state, torch.zeros_like(log_library) if latent else log_library)
+        mean, dispersion = (px.mu, px.theta) if self.likelihood.dispersed else (px.rate, None)
         zero_logit = px.zi_logits if self.likelihood.inflated else None
-        return self.count_parameters(cells, px.mu, px.theta, zero_logit, shape)
+        return self.count_parameters(cells, lead, mean, dispersion, zero_logit, log_library if latent else None)
 
     def _decode(self, cells: Cells, state: Tensor, log_library: Tensor) -> Any:
         """The distribution of counts, one row per particle and cell."""

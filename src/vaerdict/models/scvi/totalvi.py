@@ -82,19 +82,20 @@ class Totalvi(CountsModel):
         """The library size, the dispersion and the constant part of the likelihood of genes."""
         library = cells.counts.sum(-1, keepdim=True)
         anywhere = cells.counts.new_zeros(1, *library.shape[:-1], self.module.n_latent)
-        at = self._counts_at(cells, self._decode(cells, anywhere, library), anywhere.shape[:-1])
+        at = self._counts_at(cells, anywhere.shape[:-1], self._decode(cells, anywhere, library), None)
         return {"library": library, **self.count_terms(cells.counts, at)}
 
     def log_likelihood(self, cells: Cells, z: Latent) -> Tensor:
         """Log p(x, y | z, b), or given l too. Shapes: ``(*batch, p), (K, *batch, d) -> (K, *batch)``."""
-        lead = z.z.shape[:-1]
-        out = self._decode(cells, z.z, z.l.exp() if self.latent_library else cells.terms["library"])
-        factor = out["per_batch_efficiency"].log().reshape(*lead, -1)
-        dispersion = out["py_"]["r"].expand(out["py_"]["mixing"].shape).reshape(*lead, -1)
+        lead, log_library = z.z.shape[:-1], z.l if self.latent_library else None
+        library = cells.terms["library"]
+        out = self._decode(cells, z.z, library if log_library is None else torch.ones_like(library))
         proteins = ProteinParameters.read(out["py_"], lead)
-        log_p = proteins.log_prob(cells.fields[PROTEINS], z.b + factor, dispersion)
+        factor = out["per_batch_efficiency"].log().reshape(*lead, -1)
+        log_r = out["py_"]["r"].log().expand_as(out["py_"]["mixing"]).reshape(*lead, -1)
+        log_p = proteins.log_prob(cells.fields[PROTEINS], z.b + factor, log_r)
         log_p = torch.where(self.measured[self._panel(cells)], log_p, 0).sum(-1)
-        return log_p + self.count_log_prob(cells, self._counts_at(cells, out, lead))
+        return log_p + self.count_log_prob(cells, self._counts_at(cells, lead, out, log_library))
 
     def encode(self, cells: Cells) -> Mapping[str, Any]:
         """The encoder's normals of the cell state and of l, and of the background given the cell state."""
@@ -129,9 +130,9 @@ class Totalvi(CountsModel):
     def _panel(self, cells: Cells) -> Tensor:
         return cells.fields[PANEL if PANEL in self.columns else BATCH].squeeze(-1)
 
-    def _counts_at(self, cells: Cells, out: Any, lead: torch.Size) -> CountParameters:
-        px, shape = out["px_"], torch.Size((*lead, self.columns["X"]))
-        return self.count_parameters(cells, px["rate"], px["r"], px["dropout"], shape)
+    def _counts_at(self, cells: Cells, lead: torch.Size, out: Any, log_library: Tensor | None) -> CountParameters:
+        px = out["px_"]
+        return self.count_parameters(cells, lead, px["rate"], px["r"], px["dropout"], log_library)
 
     def _decode(self, cells: Cells, state: Tensor, library: Tensor) -> Any:
         """The parameters of genes and proteins, one row per particle and cell; the drawn background is not used."""
