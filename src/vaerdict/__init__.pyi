@@ -30,7 +30,7 @@ from vaerdict.inference import ThreeStep as ThreeStep
 from vaerdict.inference import check as check
 from vaerdict.inference import expect as expect
 from vaerdict.inference import posterior as posterior
-from vaerdict.models.adapters import from_scvi as from_scvi
+from vaerdict.models.scvi import from_scvi as from_scvi
 from vaerdict.models.vae import from_vae as from_vae
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded

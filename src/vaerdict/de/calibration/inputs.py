@@ -17,7 +17,7 @@ from vaerdict.de.analysis import MOST_TRAINING, OTHER_CELLS
 from vaerdict.de.contrasts import FEWEST_CELLS
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.io import replacing, sha256, write_text
-from vaerdict.models.adapters import ScviModel
+from vaerdict.models.scvi import Scvi
 from vaerdict.optional import isolated, require
 
 Labels = Mapping[str, np.ndarray]
@@ -145,7 +145,7 @@ def model_folder(model: Any, folder: Path) -> Path | None:
         return None if model is None else Path(model).resolve()
     from vaerdict.training.checkpoint import digest
 
-    scvi = model._source.model if isinstance(model, ScviModel) else model
+    scvi = model._source.model if isinstance(model, Scvi) else model
     path = folder / f"model-{digest(scvi.module.state_dict().values())[:8]}" / "model.pt"
     if not path.exists():
         with TemporaryDirectory() as temporary, isolated(0):
