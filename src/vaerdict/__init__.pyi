@@ -31,6 +31,7 @@ from vaerdict.inference import check as check
 from vaerdict.inference import expect as expect
 from vaerdict.inference import posterior as posterior
 from vaerdict.models.adapters import from_scvi as from_scvi
+from vaerdict.models.pyro import from_pyro as from_pyro
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded
 from vaerdict.proposals import Mixture as Mixture
