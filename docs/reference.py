@@ -47,6 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "The three steps": ("ThreeStep", "VAE", "IWAE", "WW", "CHI", "CYCLIC", "AGG", "Recipe"),
     "Training": ("train", "Settings", "Member", "Fit"),
+    "Models of other libraries": ("from_pyro", "from_sbi", "from_weights"),
     "Proposals": ("Normal", "Student", "SplineFlow", "Prior", "Mixture", "refine"),
     "Classifiers": ("SelectiveClassifier",),
     "Differential expression": ("differential_expression", "DEResult", "calibrate", "Calibration", "from_scvi"),

@@ -33,6 +33,7 @@ from vaerdict.inference import posterior as posterior
 from vaerdict.inference.from_arrays import from_weights as from_weights
 from vaerdict.models.adapters import from_scvi as from_scvi
 from vaerdict.models.pyro import from_pyro as from_pyro
+from vaerdict.models.sbi import from_sbi as from_sbi
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded
 from vaerdict.proposals import Mixture as Mixture
