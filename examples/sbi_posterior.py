@@ -38,7 +38,7 @@ print(f"corrected answers: {(answer.verdict == vd.Verdict.OK).float().mean():.0%
 
 side = (torch.arange(200) + 0.5) / 50 - 2  # exact, by a sum over the box
 grid = torch.cartesian_prod(side, side)
-exact = likelihood(grid).log_prob(x.unsqueeze(1)).softmax(1) @ grid
+by_sum = likelihood(grid).log_prob(x.unsqueeze(1)).softmax(1) @ grid
 by_sbi = posterior.sample_batched((200,), x, show_progress_bars=False).mean(0)
-print(f"root mean square error of E[theta | x]: sbi {(by_sbi - exact).square().mean().sqrt():.3f}, ", end="")
-print(f"corrected {(answer.value - exact).square().mean().sqrt():.3f}")
+print(f"root mean square error of E[theta | x]: sbi {(by_sbi - by_sum).square().mean().sqrt():.3f}, ", end="")
+print(f"corrected {(answer.value - by_sum).square().mean().sqrt():.3f}")
