@@ -19,11 +19,12 @@ LAYERS = {
     "vaerdict": (
         ("_lazy",),
         ("core",),
-        ("noise", "io", "options"),
+        ("noise", "io", "options", "functions"),
         ("optional",),
         ("engines",),
         ("tasks",),
         ("distributions", "likelihoods", "objectives", "diagnostics", "networks"),
+        ("priors",),
         ("proposals", "estimators", "samplers", "refinement"),
         ("models",),
         ("training", "decisions", "datasets"),

@@ -34,13 +34,16 @@ from vaerdict.inference.from_arrays import from_weights as from_weights
 from vaerdict.models.adapters import from_scvi as from_scvi
 from vaerdict.models.pyro import from_pyro as from_pyro
 from vaerdict.models.sbi import from_sbi as from_sbi
+from vaerdict.models.vae import from_vae as from_vae
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded
+from vaerdict.priors import JointPrior as JointPrior
+from vaerdict.priors import Prior as Prior
 from vaerdict.proposals import Mixture as Mixture
 from vaerdict.proposals import Normal as Normal
-from vaerdict.proposals import Prior as Prior
 from vaerdict.proposals import SplineFlow as SplineFlow
 from vaerdict.proposals import Student as Student
+from vaerdict.proposals import as_proposal as as_proposal
 from vaerdict.refinement import refine as refine
 from vaerdict.training import AGG as AGG
 from vaerdict.training import CHI as CHI

@@ -123,7 +123,7 @@ def _seconds(watch: Watch) -> dict[str, float]:
 
 def _assessed(model: ScviModel, x: Tensor, q: Proposal) -> dict[str, float]:
     cells = torch.arange(min(ASSESSED_CELLS, len(x)))
-    part = posterior(model, x[cells], restricted(q, cells), ASSESSED_DRAWS, generator=seeded(0))
+    part = posterior(model, x[cells], restricted(q, cells), ASSESSED_DRAWS, seed=seeded(0))
     return {"khat": part.khat.nanmedian().item(), "ess_share": part.ess.mean().item() / ASSESSED_DRAWS}
 
 
