@@ -35,11 +35,11 @@ for _ in range(400):
     svi.step(x)
 
 model = vd.from_pyro(vae.model, vae.guide, x)
-guide = vd.posterior(model, x, model.guide, n=1000)
+guide = vd.posterior(model, x, model.guide, n=1000, seed=0)
 print(f"the guide is reliable for {(guide.verdict == vd.Verdict.OK).float().mean():.0%} of 300 observations: ", end="")
 print(f"{guide.ess.median() / 1000:.0%} effective draws")
 
-answer = vd.expect(model, x, lambda z: z[..., 1], model.guide, tolerance=0.05)
+answer = vd.expect(model, x, lambda z: z[..., 1], model.guide, tolerance=0.05, seed=0)
 print(f"corrected answers: {(answer.verdict == vd.Verdict.OK).float().mean():.0%} OK")
 
 precision = torch.eye(2) + loadings.T @ loadings / 0.09

@@ -28,12 +28,12 @@ with contextlib.chdir(tempfile.mkdtemp()):  # sbi writes logs
 
 x = likelihood(theta[2000:]).sample()
 model = vd.from_sbi(posterior, likelihood)
-estimate = vd.posterior(model, x, model.encoder, n=1000)
+estimate = vd.posterior(model, x, model.encoder, n=1000, seed=0)
 leaked = estimate.log_w.isneginf().float().mean()
 print(f"sbi is reliable for {(estimate.verdict == vd.Verdict.OK).float().mean():.0%} of 100 observations: ", end="")
 print(f"{estimate.ess.median() / 1000:.0%} effective draws, {leaked:.0%} outside the prior")
 
-answer = vd.expect(model, x, lambda z: z, model.encoder, tolerance=0.05)
+answer = vd.expect(model, x, lambda z: z, model.encoder, tolerance=0.05, seed=0)
 print(f"corrected answers: {(answer.verdict == vd.Verdict.OK).float().mean():.0%} OK")
 
 side = (torch.arange(200) + 0.5) / 50 - 2  # exact, by a sum over the box

@@ -108,7 +108,7 @@ def test_a_bad_guide_is_seen_and_the_answer_is_right():
     assert (first.verdict == vd.Verdict.OK).all()
     assert (second.khat > 0.7).all()
     assert (second.verdict == vd.Verdict.REFUSE).all()
-    answer = vd.expect(bad, X, lambda z: z, bad.guide, tolerance=0.05)
+    answer = vd.expect(bad, X, lambda z: z, bad.guide, tolerance=0.05, seed=0)
     assert (answer.verdict == vd.Verdict.OK).all()
     assert_within(answer.value, PPCA_MODEL.posterior(X).loc, answer.mcse, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
@@ -154,6 +154,46 @@ def test_several_sites_nested_plates_and_observations_of_several_parts(generator
         assert_mean((joint - log_q - evidence)[:, i].exp(), 1.0, rate=1e-6)
     by_name = vd.from_pyro(TwoLevels().model, TwoLevels().guide, {"x": x, "noise": noise})
     torch.testing.assert_close(by_name.log_joint({"x": x, "noise": noise}, z), joint)
+
+
+def test_a_prior_given_the_condition_and_the_same_numbers_in_any_block(generator):
+    """Posterior of two levels with x given a shift: normal, by conditioning the joint normal of a, b and x."""
+
+    def model(x: Tensor, shift: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            a = pyro.sample("a", dist.Normal(shift, 1.0))
+            b = pyro.sample("b", dist.Normal(a, 0.5))
+            pyro.sample("x", dist.Normal(b, 0.7), obs=x)
+
+    def guide(x: Tensor, shift: Tensor) -> None:
+        with pyro.plate("data", len(x)):
+            b = pyro.sample("b", dist.Normal(x, 1.0))
+            pyro.sample("a", dist.StudentT(5.0, b, 1.0))
+
+    x = torch.randn(2, 5, generator=generator, dtype=DOUBLE) + 1
+    observations = (x[0], 2 * x[1])
+    wrapped = vd.from_pyro(model, guide, observations)
+    answers = [
+        vd.expect(wrapped, observations, lambda z, x: z, wrapped.guide, tolerance=0.05, seed=0, block=block)
+        for block in (2, 5)
+    ]
+    assert torch.equal(answers[0].value, answers[1].value)
+    gain = torch.tensor([1.0, 1.25], dtype=DOUBLE) / (1.25 + 0.49)
+    exact = (2 * x[1] + gain.unsqueeze(-1) * (x[0] - 2 * x[1])).T
+    assert_within(answers[0].value, exact, answers[0].mcse, rate=1e-6)
+    assert not torch.allclose(answers[0].value, exact + 0.2, atol=0.05)
+
+
+def test_modules_of_a_plain_function_are_evaluated_without_dropout():
+    vae = VAE()
+
+    def model(x: Tensor) -> None:
+        vae.model(x)
+
+    wrapped = vd.from_pyro(model, vae.guide, X)
+    z = torch.randn(2, 6, 2, generator=seeded(0), dtype=DOUBLE)
+    torch.testing.assert_close(wrapped.log_joint(X, z), PPCA_MODEL.log_joint(X, z))
+    assert vae.training
 
 
 def test_masks_count_and_the_scale_of_a_subsample_does_not():
@@ -207,7 +247,7 @@ def test_an_automatic_guide_of_local_latents_is_a_proposal_for_its_observations(
     guide.locs.z = PPCA_MODEL.posterior(X).loc
     guide.scales.z = PPCA_MODEL.posterior(X).root.tril.diagonal(dim1=-2, dim2=-1)
     wrapped = vd.from_pyro(vae.model, guide, X)
-    answer = vd.expect(wrapped, X, lambda z: z, wrapped.guide, tolerance=0.05)
+    answer = vd.expect(wrapped, X, lambda z: z, wrapped.guide, tolerance=0.05, seed=0)
     assert_within(answer.value, PPCA_MODEL.posterior(X).loc, answer.mcse, rate=1e-6)
     with pytest.raises(ShapeError, match="made for observations"):
         wrapped.guide.draw(X[:3], 5, generator=seeded(0))
@@ -254,7 +294,7 @@ def test_the_posterior_of_global_latents(kind, generator):
     posterior = weighted(wrapped, x, 4000, generator)
     assert_mean((posterior.log_w - evidence).exp(), 1.0, rate=1e-6)
     assert (posterior.z[..., 2] > 0).all()
-    answer = vd.expect(wrapped, x, lambda z: z, wrapped.guide, tolerance=0.02)
+    answer = vd.expect(wrapped, x, lambda z: z, wrapped.guide, tolerance=0.02, seed=0)
     assert vd.Verdict.names(answer.verdict) == ["OK"]
     assert_within(answer.value[0], torch.cat([weight, sd.unsqueeze(0)]), answer.mcse[0], rate=1e-6)
 
@@ -287,7 +327,7 @@ def test_dependent_sites_are_drawn_one_after_the_other():
     grid = torch.linspace(1e-3, 20, 5000, dtype=DOUBLE)
     log_p = td.Normal(0.0, (grid.square() + 1).sqrt().unsqueeze(-1)).log_prob(y).sum(-1)
     log_p += td.Gamma(zeros(()) + 3.0, 2.0).log_prob(grid)
-    answer = vd.expect(wrapped, wrapped.observations(), lambda z: wrapped.sites(z)["scale"], wrapped.guide)
+    answer = vd.expect(wrapped, wrapped.observations(), lambda z: wrapped.sites(z)["scale"], wrapped.guide, seed=0)
     assert_within(answer.value, log_p.softmax(0) @ grid, answer.mcse, rate=1e-6)
 
 

@@ -28,9 +28,9 @@ from vaerdict.models.pyro_programs import (
     frame_of,
     is_latent,
 )
-from vaerdict.noise import Iid, Randomness, as_source, global_state_from, seeded
+from vaerdict.noise import Iid, Randomness, as_source, global_state_from, sampled, seeded
 from vaerdict.optional import require
-from vaerdict.proposals import Prior
+from vaerdict.priors import Prior
 
 _ELEMENTWISE = (
     constraints.greater_than,
@@ -175,8 +175,7 @@ class PyroProposal:
         noise = source.normal(check_count(k), self._program.batch(x), self._program.d, like=self._program.like)
         z = self._program.transform(x, noise)
         if z is None:  # a site is no known transform of normal numbers; Pyro draws it
-            with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
-                z = self._program.sample(x, noise)
+            z = sampled(lambda rows: self._program.sample(rows, k), x, source)
         return Draws(z, self.log_prob(z, x))
 
     def log_prob(self, z: Tensor, x: Any) -> Tensor:

@@ -14,8 +14,9 @@ import torch.distributions as td
 from torch import Tensor
 from torch.distributions import constraints
 
-from vaerdict.core import evaluating
+from vaerdict.core import Observations, evaluating, map_observations, parts_of
 from vaerdict.distributions import in_support
+from vaerdict.functions import used_modules
 from vaerdict.optional import require
 
 _LOCK = threading.RLock()  # handlers and parameters of Pyro belong to the process
@@ -139,8 +140,8 @@ class Program:
             except _NoTransformError:
                 return None
 
-    def sample(self, x: Any, noise: Tensor) -> Tensor:
-        """Draws of the latents by Pyro, from torch's global random state, as many as there is noise."""
+    def sample(self, x: Any, k: int) -> Tensor:
+        """Draws of the latents by Pyro, from torch's global random state. Shapes: ``-> (K, *batch, d)``."""
 
         def drawn(arguments: tuple[Any, ...], inputs: Tensor) -> Tensor:
             if len(self.sites) == 1:
@@ -148,15 +149,19 @@ class Program:
             return self.join({m["name"]: m["value"] for m in self.run(arguments, None, self.last)}, inputs)
 
         with self.session():
-            return self.over_particles(x, noise, drawn, once=len(self.sites) == 1)
+            return self.over_particles(x, self.empty(x, k), drawn, once=len(self.sites) == 1)
+
+    def empty(self, x: Any, k: int) -> Tensor:
+        """Latents without values. Shapes: ``-> (K, *batch, d)``."""
+        return self.like.new_empty(k, *self.batch(x), self.d)
 
     # --------------------------------------------------------------------------------------------------- one run
     @contextmanager
     def session(self, *, validate: bool = False) -> Iterator[None]:
         """Use the parameters of the program; unless validated, densities are NaN where distributions would raise."""
         pyro = require("pyro", "pyro")
-        owner, store = getattr(self.fn, "__self__", self.fn), pyro.get_param_store()
-        with _LOCK, store.scope(self.state), pyro.validation_enabled(validate), evaluating(owner):
+        scope = pyro.get_param_store().scope(self.state)
+        with _LOCK, scope, pyro.validation_enabled(validate), evaluating(*used_modules(self.fn)):
             yield
 
     def run(
@@ -212,22 +217,22 @@ class RowProgram(Program):
 
     def rows(self, n: int) -> Any:
         """The first n observations."""
-        return map_parts(lambda t: t[torch.arange(n, device=t.device) % len(t)], self.x)
+        return map_observations(lambda t: t[torch.arange(n, device=t.device) % len(t)], self.x)
 
     def batch(self, x: Any) -> torch.Size:
         """The leading axes of x that one observation does not have."""
-        first, one = first_part(x), first_part(self.x)
+        first, one = parts_of(x)[0], parts_of(self.x)[0]
         return first.shape[: first.dim() - one.dim() + 1]
 
     def over_particles(self, x: Any, inputs: Tensor, body: Callable[..., Tensor], *, once: bool) -> Tensor:
         """Run all particles at once, each a row of its own."""
         k, *batch, d = inputs.shape
         n = math.prod(batch)
-        x = map_parts(lambda t: t.reshape(n, *t.shape[len(batch) :]), x)
+        x = map_observations(lambda t: t.reshape(n, *t.shape[len(batch) :]), x)
         if once:
             out = body(arguments_of(x), inputs.reshape(k, n, d)).flatten(0, 1)
         else:
-            repeated = map_parts(lambda t: t.expand(k, *t.shape).reshape(k * n, *t.shape[1:]), x)
+            repeated = map_observations(lambda t: t.expand(k, *t.shape).reshape(k * n, *t.shape[1:]), x)
             out = body(arguments_of(repeated), inputs.reshape(k * n, d))
         return out.reshape(k, *batch, *out.shape[1:])
 
@@ -257,14 +262,16 @@ class DataProgram(Program):
             out = torch.vmap(lambda row: body(arguments, row), chunk_size=chunk)(flat)
         return out.reshape(*inputs.shape[:-1], *out.shape[1:])
 
-    def sample(self, x: Any, noise: Tensor) -> Tensor:
+    def sample(self, x: Any, k: int) -> Tensor:
         """Draws by Pyro, one run for each unless there is a single site: `torch.vmap` does not draw."""
         if len(self.sites) == 1:
-            return super().sample(x, noise)
+            return super().sample(x, k)
+        z = self.empty(x, k)
         with self.session():
-            runs = [self.run((self.args, {}), None, self.last) for _ in range(noise[..., 0].numel())]
-        z = [self.join({m["name"]: m["value"] for m in messages}, noise[0, 0]) for messages in runs]
-        return torch.stack(z).reshape(noise.shape)
+            for row in z.reshape(-1, self.d):
+                values = {m["name"]: m["value"] for m in self.run((self.args, {}), None, self.last)}
+                row.copy_(self.join(values, row))
+        return z
 
 
 @cache
@@ -326,18 +333,6 @@ def _from_normal(fn: Any, eps: Tensor) -> Tensor:
     return torch.where(rounded > value, rounded.nextafter(rounded.new_tensor(-torch.inf)), rounded)
 
 
-def map_parts(fn: Callable[[Any], Any], x: Any) -> Any:
-    """Apply `fn` to x, or to each part of the tuple or mapping x."""
-    if isinstance(x, Mapping):
-        return {name: fn(part) for name, part in x.items()}
-    return tuple(map(fn, x)) if isinstance(x, tuple) else fn(x)
-
-
-def first_part(x: Any) -> Any:
-    """The tensor x, or the first part of the tuple or mapping x."""
-    return next(iter(x.values())) if isinstance(x, Mapping) else x[0] if isinstance(x, tuple) else x
-
-
-def arguments_of(x: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def arguments_of(x: Observations) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The positional and named arguments with which a program gets observations."""
     return ((), x) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})

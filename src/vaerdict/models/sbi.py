@@ -12,9 +12,9 @@ import torch.distributions as td
 from torch import Tensor, nn
 
 from vaerdict.core import Draws, SettingError, ShapeError, check_count
-from vaerdict.noise import Iid, Randomness, as_source, global_state_from, seeded
+from vaerdict.noise import Randomness, as_source, global_state_from, sampled, seeded
 from vaerdict.optional import require
-from vaerdict.proposals import Prior
+from vaerdict.priors import log_prior
 
 
 def from_sbi(posterior: Any, likelihood: Callable[..., Any] | None = None, *, prior: Any = None) -> SbiModel:
@@ -91,13 +91,13 @@ class SbiModel(nn.Module):
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
         """Log p(x, theta), minus infinity outside the support. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
-        log_prior = Prior(self.prior).log_prob(z, x)
-        inside = log_prior.isfinite()
+        log_p = log_prior(self.prior, z, x)
+        inside = log_p.isfinite()
         theta = torch.where(inside.unsqueeze(-1), z, self._inside.to(z))
         n = z.shape[1:-1].numel()
         x = x.reshape(n, *x.shape[z.dim() - 2 :])
         log_lik = self._log_likelihood(x, theta.reshape(len(z), n, -1)).reshape(z.shape[:-1])
-        return torch.where(inside, log_prior + log_lik, -torch.inf)
+        return torch.where(inside, log_p + log_lik, -torch.inf)
 
     def _log_likelihood(self, x: Tensor, theta: Tensor) -> Tensor:
         """Log p(x | theta). Shapes: ``(n, ...), (K, n, d) -> (K, n)``."""
@@ -147,8 +147,7 @@ class SbiEncoder(nn.Module):
         noise = source.normal(check_count(k), batch, self.estimator.input_shape.numel(), like=rows)
         z = _from_noise(self.estimator, rows, noise.flatten(1, -2))
         if z is None:
-            with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
-                z = self.estimator.sample(torch.Size((k,)), rows)
+            z = sampled(lambda row: self.estimator.sample(torch.Size((k,)), row), rows, source)
         z = z.reshape(noise.shape)
         return Draws(z, self.log_prob(z, x))
 
