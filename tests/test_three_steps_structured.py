@@ -15,7 +15,7 @@ from vaerdict.noise import as_source
 from vaerdict.proposals import Levels
 
 RATE = 1e-6
-QUICK = vd.Settings(n_particles=8, epochs=15, batch_size=50, patience=None)
+QUICK = vd.Settings(n_particles=10, epochs=40, batch_size=50, patience=None, lr_phi=1e-2)
 
 
 class TwoLevels(nn.Module):
