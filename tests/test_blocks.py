@@ -105,7 +105,7 @@ def test_particles_in_blocks_are_those_of_one_block():
     whole, cut = (
         vd.posterior(MODEL, X, Near(1.3), 256, tolerance=0.1, query=positive, seed=0, block=b) for b in (1000, 7)
     )
-    torch.testing.assert_close(whole.z, cut.z, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(whole.z, cut.z, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(whole.expect(positive).value, cut.expect(positive).value)
     assert whole.record is not None
     assert cut.record is not None
