@@ -32,8 +32,8 @@ from vaerdict.inference.target import UserQuery
 from vaerdict.noise import KeyedNoise, Randomness, Source, as_source, fresh_seed, row_keys
 from vaerdict.proposals import as_proposal
 
-BLOCK = 1000
-"""Observations that are answered at a time."""
+BLOCK = {"cpu": 250, "cuda": 1000}
+"""Observations that are answered at a time, by device."""
 
 
 class Settings(NamedTuple):
@@ -77,14 +77,16 @@ def answered(
     *,
     seed: int | Randomness | None,
     stream: int = 0,
-    block: int = BLOCK,
+    block: int | None = None,
     engine: Engine | None = None,
     progress: Progress = silent,
 ) -> tuple[Escalation, list[Group]]:
     """Escalate all observations, block by block; the parameters are those of `vaerdict.expect`."""
     named = named_proposals(proposals)
     source, n = noise_for(seed, x, stream), n_observations(x)
-    spans = torch.arange(n, device=device_of(x)).split(check_count(block, name="block"))
+    device = device_of(x)
+    block = BLOCK.get(device.type, BLOCK["cpu"]) if block is None else check_count(block, name="block")
+    spans = torch.arange(n, device=device).split(block)
     if engine is not None and not isinstance(source, KeyedNoise):
         raise SettingError("an engine needs noise that belongs to each observation; give seed= a whole number.")
 
