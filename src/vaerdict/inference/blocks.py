@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -58,8 +59,8 @@ class _Block(NamedTuple):
 
 def noise_for(seed: int | Randomness | None, x: Observations, stream: int = 0) -> Source:
     """The source of noise behind ``seed=``: keyed by the values of the observations, or the source that was given."""
-    if seed is None or isinstance(seed, int):
-        return KeyedNoise(fresh_seed() if seed is None else seed, stream, row_keys(x))
+    if seed is None or isinstance(seed, (int, Integral)):
+        return KeyedNoise(fresh_seed() if seed is None else int(seed), stream, row_keys(x))
     return as_source(seed)
 
 
