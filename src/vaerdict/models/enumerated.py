@@ -105,9 +105,11 @@ class Enumerated(nn.Module):
         index = torch.cartesian_prod(*(torch.arange(len(s)) for s in supports.values())).reshape(self.n_states, -1)
         values = {name: states[index[:, i].to(states.device)] for i, (name, states) in enumerate(supports.items())}
         self.states = _States(values, self.n_states)
-        names = model.prior.names if isinstance(model.prior, JointPrior) else ("",)
+        prior = model.prior  # a property that takes as long as a small log_joint
+        names = prior.names if isinstance(prior, JointPrior) else ("",)
         self.continuous = tuple(name for name in names if name not in values)
         self.Latent: Any = namedtuple("Latent", self.continuous) if len(self.continuous) > 1 else None
+        self.Full: Any = prior.Latent if isinstance(prior, JointPrior) else None
 
     @property
     def prior(self) -> MarginalPrior:
@@ -172,8 +174,7 @@ class Enumerated(nn.Module):
         for name, value in self.states.values.items():
             lead = value.to(like.device).reshape(n, *(1,) * len(batch), *value.shape[1:])
             repeated[name] = lead.expand(n, *batch, *value.shape[1:]).reshape(-1, *batch[1:], *value.shape[1:])
-        prior = self.model.prior
-        return prior.Latent(**repeated) if isinstance(prior, JointPrior) else repeated[""]
+        return self.Full(**repeated) if self.Full else repeated[""]
 
     def _in_states(self, f: Callable[[Latent], Tensor], z: Latent) -> Tensor:
         values = f(self.full(z))
