@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import vaerdict as vd
 from checks import assert_mean, assert_within
 from vaerdict.core import Draws, SettingError, WeightError, log_mean_exp
 from vaerdict.diagnostics import Verdict
 from vaerdict.inference import ClassPosterior, amortised, class_posterior, class_weights, plugin_classes, refined
 from vaerdict.inference import class_probabilities as module
-from vaerdict.models import M1M2, ClassPrior, PerClass, Recognition, per_class, recognition
+from vaerdict.models import M1M2, ClassPrior, Enumerated, PerClass, Recognition, per_class, recognition
 from vaerdict.noise import CommonRandomNumbers, Sobol, seeded
 from vaerdict.objectives import loss
 from vaerdict.refinement import refine_elbo
@@ -116,6 +117,26 @@ def test_class_probabilities_lie_within_their_standard_errors(
     off = torch.tensor([0.08, -0.04, -0.04], dtype=torch.double)
     with pytest.raises(AssertionError, match="standard errors off"):
         assert_within(answer.prob + off, truth[0], answer.mcse, rate=1e-6)
+
+
+def test_the_model_itself_is_answered_by_expect_and_posterior(model, qs, x, truth, generator):
+    """The sum over classes, the integral on a grid and proposals for each class agree; false alarms once in 1e6."""
+    off = torch.tensor([0.08, -0.04, -0.04], dtype=torch.double)
+    by_expect = vd.expect(model, x, lambda latent: latent.c, seed=0)
+    assert (by_expect.verdict == Verdict.OK).all()
+    particles = vd.posterior(model, x, vd.Prior(Enumerated(model, x).prior), 6000, seed=0)
+    per_class = class_posterior(model, x, {"REFINED": proposals(model, qs)["refined"]}, 6000, generator=generator)
+    for answer in (by_expect, particles.expect(lambda latent: latent.c)):
+        assert_within(answer.value, truth[0], answer.mcse, rate=1e-6)
+        both = (answer.mcse.square() + per_class.mcse.square()).sqrt()
+        assert_within(answer.value, per_class.prob, both, rate=1e-6)
+        with pytest.raises(AssertionError, match="standard errors off"):
+            assert_within(answer.value + off, truth[0], answer.mcse, rate=1e-6)
+    log_w = particles.log_w - truth[1]
+    for i in range(6):
+        assert_mean(log_w[:, i].exp(), 1.0, rate=1e-7)
+    with pytest.raises(AssertionError, match="standard errors"):
+        assert_mean(1.1 * log_w.exp().mean(1), 1.0, rate=1e-7)
 
 
 @pytest.mark.parametrize("name", ["student", "with prior", "refined"])
