@@ -16,6 +16,7 @@ from vaerdict.core import Draws, SettingError, WeightError, log_mean_exp
 from vaerdict.diagnostics import Verdict
 from vaerdict.inference import ClassPosterior, amortised, class_posterior, class_weights, plugin_classes, refined
 from vaerdict.inference import class_probabilities as module
+from vaerdict.inference.assess import assess
 from vaerdict.models import M1M2, ClassPrior, Enumerated, PerClass, Recognition, per_class, recognition
 from vaerdict.noise import CommonRandomNumbers, Sobol, seeded
 from vaerdict.objectives import loss
@@ -209,6 +210,17 @@ def test_estimates_are_ratios_of_sums_of_weights(generator):
     assert not answer.certified[2]
     with pytest.raises(WeightError, match="NaN"):
         ClassPosterior.from_weights(torch.where(torch.arange(50)[:, None, None] == 7, torch.nan, log_w))
+
+
+def test_an_improbable_class_is_no_event_that_draws_have_missed(generator):
+    """Every particle has a draw given the class; a probability of z alone would get an error of about 1 / ESS."""
+    log_w = torch.randn(200, 4, C, generator=generator, dtype=torch.double)
+    log_w[..., 2] = 5 * log_w[..., 2] - 40
+    answer = ClassPosterior.from_weights(log_w)
+    assert answer.certified.all()
+    assert answer.mcse[:, 2].max() < 1e-8
+    as_event = assess(torch.softmax(log_w, -1), torch.logsumexp(log_w, -1))
+    assert (as_event.mcse[:, 2] > 1 / as_event.ess).all()
 
 
 # ---------------------------------------------------------------------------------------------------------- stages
