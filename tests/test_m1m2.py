@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -24,7 +25,7 @@ from vaerdict.models import (
     recognition,
 )
 from vaerdict.networks import CNN, MLP, stack
-from vaerdict.noise import Sobol, seeded
+from vaerdict.noise import KeyedNoise, Sobol, seeded
 
 N, P, C = 5, 16, 3
 
@@ -146,6 +147,26 @@ def test_sizes_must_be_positive_whole_numbers(name, generator):
         M1M2(**sizes, generator=generator)
 
 
+def test_the_prior_and_the_joint_density_of_all_latents_follow_the_module(generator):
+    model, _ = make()
+    x = images(generator)
+    assert isinstance(model, Model)
+    (c, u, z), log_p = model.prior.draw(x, 7, generator=generator)
+    torch.testing.assert_close(
+        model.log_joint(x, model.prior.Latent(c, u, z)), model.log_likelihood(x, z) + model.log_prior(z, c, u)
+    )
+    moved = copy.deepcopy(model).float()
+    with torch.no_grad():
+        moved.between.of_class.bias.add_(1.0)
+    with torch.random.fork_rng():
+        latent = moved.prior.sample((7, N))
+    assert [t.dtype for t in latent] == [torch.float] * 3
+    assert [tuple(t.shape) for t in latent] == [(7, N, C), (7, N, 2), (7, N, 2)]
+    torch.testing.assert_close(moved.prior.log_prob(latent), moved.log_prior(latent.z, latent.c, latent.u))
+    same = model.prior.Latent(c.float(), u.float(), z.float())
+    assert not torch.allclose(moved.prior.log_prob(same), log_p.float(), atol=0.1)
+
+
 # ------------------------------------------------------------------------------------------ conditioned on each class
 def test_the_joint_density_given_each_class_includes_the_prior_of_classes(generator):
     model, _ = make()
@@ -203,25 +224,26 @@ def test_the_proposal_per_class_draws_one_z_for_all_classes_and_u_given_each(gen
 
 
 @torch.no_grad()
-def test_draws_and_samples_of_the_prior_per_class_have_its_distribution(generator):
+def test_draws_of_the_prior_have_its_distribution_given_each_class_and_jointly(generator):
+    """Latents whose class is given by the position, and latents of the whole model in their order of dependence."""
     model, _ = make()
-    prior, x = ClassPrior(model), per_class(images(generator), C)
-    assert prior.event_shape == (4,)
+    per_position, x = ClassPrior(model), images(generator)
+    assert per_position.event_shape == (4,)
+    latent = per_position.draw(per_class(x, C), 2000, generator=generator).z
+    assert (latent.shape, latent.dtype) == ((2000, C, N, 4), torch.double)
     eye = torch.eye(C, dtype=torch.double)
-    for latent in (
-        prior.draw(x, 2000, generator=generator).z,
-        prior.sample((2000, C, N), generator=generator),
-    ):
-        assert (latent.shape, latent.dtype) == ((2000, C, N, 4), torch.double)
-        z, u = latent.split(2, -1)
+    given = [(latent[:, c, :, :2], latent[:, c, :, 2:], eye[[c] * N]) for c in range(C)]
+    for source in (generator, Sobol(generator), KeyedNoise(0, 0, torch.arange(N))):
+        (c, u, z), log_p = model.prior.draw(x, 4000, generator=source)
+        assert_mean(c[..., 0], 1 / C, rate=1e-6)
+        torch.testing.assert_close(log_p, model.log_prior(z, c, u))
+        given.append((z, u, c))
+    for z, u, c in given:
         assert stats.kstest(u.flatten().numpy(), "norm").pvalue > 1e-6
-        for c in range(C):
-            p = model.conditional(eye[[c] * N], u[:, c])
-            standard = (z[:, c] - p.loc) / p.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
-            assert stats.kstest(standard.flatten().numpy(), "norm").pvalue > 1e-6
-            wrong = model.conditional(eye[[(c + 1) % C] * N], u[:, c])
-            other = (z[:, c] - wrong.loc) / wrong.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt()
-            assert stats.kstest(other.flatten().numpy(), "norm").pvalue < 1e-6
+        p, wrong = model.conditional(c, u), model.conditional(c.roll(1, -1), u)
+        standard, other = ((z - q.loc) / q.root.covariance().diagonal(dim1=-2, dim2=-1).sqrt() for q in (p, wrong))
+        assert stats.kstest(standard.flatten().numpy(), "norm").pvalue > 1e-6
+        assert stats.kstest(other.flatten().numpy(), "norm").pvalue < 1e-6
 
 
 def test_the_locations_of_the_proposal_per_class(generator):

@@ -154,7 +154,7 @@ class Events(NamedTuple):
     mcse: Tensor
 
 
-def events(f: Tensor, log_w: Tensor, *, probes: Tensor | None = None) -> Events:
+def events(f: Tensor, log_w: Tensor, *, probes: Tensor | None = None, probability: bool = True) -> Events:
     r"""Effective draws inside the event that f differs from its most probable value, and the error they are worth.
 
     An indicator, or the loss of an action, equals one value (its atom) on most of the posterior. What matters is then
@@ -169,8 +169,8 @@ def events(f: Tensor, log_w: Tensor, *, probes: Tensor | None = None) -> Events:
     with :math:`\bar w` the normalised weight of a hit, at least 1 / ESS, and s the largest difference of f from its
     atom at any draw of positive weight or any of the `probes`. A constant function has no event.
 
-    A function with all values between 0 and 1 is the probability of an event given z. The event is then f, or its
-    complement if that is less probable, and a draw hits it with weight w f.
+    With `probability`, a function with all values between 0 and 1 is the probability of an event given z. The event is
+    then f, or its complement if that is less probable, and a draw hits it with weight w f.
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch), probes (M, *batch, *out)``.
     """
@@ -183,16 +183,16 @@ def events(f: Tensor, log_w: Tensor, *, probes: Tensor | None = None) -> Events:
     for chunk in _chunks(values):
         owner = torch.arange(chunk.start, chunk.stop, device=f.device) // n_out
         others = None if probed is None else probed[:, chunk]
-        inside[chunk], error[chunk] = _events(values[:, chunk].double(), weight[:, owner], others)
+        inside[chunk], error[chunk] = _events(values[:, chunk].double(), weight[:, owner], others, probability)
     return Events(inside.reshape(f.shape[1:]), error.reshape(f.shape[1:]))
 
 
-def _events(f: Tensor, weight: Tensor, probes: Tensor | None) -> tuple[Tensor, Tensor]:
+def _events(f: Tensor, weight: Tensor, probes: Tensor | None, probable: bool) -> tuple[Tensor, Tensor]:
     """The fields of `Events` for columns. Shapes: ``f, weight (K, n), probes (M, n) -> (n), (n)``."""
     candidates = torch.stack([f.amin(0), f.amax(0), f.gather(0, weight.argmax(0, keepdim=True))[0]])
     share, best = torch.stack([torch.where(f == a, weight, 0).sum(0) for a in candidates]).max(0)
     atom = candidates.gather(0, best.unsqueeze(0))[0]
-    probability = _is_probability(f) if probes is None else _is_probability(f) & _is_probability(probes)
+    probability = _is_probability(f if probes is None else torch.cat([f, probes])) & probable
     atom = torch.where(probability, ((weight * f).sum(0) >= 0.5).double(), atom)
     distance = (f - atom).abs()
     hit = weight * torch.where(probability, distance, (distance > 0).double())

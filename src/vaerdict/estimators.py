@@ -35,22 +35,23 @@ def plugin(f: Tensor, log_w: Tensor) -> Estimate:
     return _in_chunks(rule, f, log_w)
 
 
-def snis(f: Tensor, log_w: Tensor) -> Estimate:
-    r"""Self-normalised importance sampling :math:`\sum_k \tilde w_k f(z_k)`.
+def snis(f: Tensor, log_w: Tensor, *, probability: bool = True) -> Estimate:
+    r"""Self-normalised importance sampling :math:`\sum_k \tilde w_k f(z_k)`; `probability` as in `diagnostics.events`.
 
     >>> snis(torch.tensor([[0.0], [1.0]]), torch.log(torch.tensor([[1.0], [3.0]]))).value
     tensor([0.7500], dtype=torch.float64)
     """
-    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=False), f, log_w)
+    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=False, probability=probability), f, log_w)
 
 
-def psis(f: Tensor, log_w: Tensor) -> Estimate:
+def psis(f: Tensor, log_w: Tensor, *, probability: bool = True) -> Estimate:
     """Importance sampling with Pareto-smoothed weights: less variance, small bias (Vehtari et al., 2024).
 
     Smoothing can hide a single draw that outweighs all others. Therefore `mcse` is the larger of the standard errors
-    computed with the smoothed and with the raw weights, and `ess` is that of the raw weights.
+    computed with the smoothed and with the raw weights, and `ess` is that of the raw weights. `probability` as in
+    `diagnostics.events`.
     """
-    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=True), f, log_w)
+    return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=True, probability=probability), f, log_w)
 
 
 def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Estimate:
@@ -83,11 +84,14 @@ def mis(f: Tensor, log_w: Tensor, source: Tensor, *, smooth: bool = False) -> Es
     return _in_chunks(lambda f, log_w: _weighted(f, log_w, smooth=smooth, strata=strata), f, log_w)
 
 
-def _weighted(f: Tensor, log_w: Tensor, *, smooth: bool, strata: Tensor | None = None) -> Estimate:
+def _weighted(
+    f: Tensor, log_w: Tensor, *, smooth: bool, strata: Tensor | None = None, probability: bool = True
+) -> Estimate:
     """The weighted mean; its error is the largest of those by the raw weights, the smoothed ones and `events`."""
     weights, khat = diagnostics.psis(log_w) if smooth else (log_w, diagnostics.khat(log_w))
     value, ess = (expand_trailing(torch.softmax(weights, 0), f) * f).sum(0), diagnostics.ess(log_w)
-    mcse = torch.maximum(diagnostics.mcse_snis(f, log_w, strata=strata), diagnostics.events(f, log_w).mcse)
+    few = diagnostics.events(f, log_w, probability=probability)
+    mcse = torch.maximum(diagnostics.mcse_snis(f, log_w, strata=strata), few.mcse)
     if smooth:
         mcse = torch.maximum(mcse, diagnostics.mcse_snis(f, weights, strata=strata))
     return Estimate(value, mcse, ess, khat)

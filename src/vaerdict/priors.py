@@ -29,7 +29,7 @@ from vaerdict.core import (
     parts_of,
     rows_of,
 )
-from vaerdict.distributions import StandardNormal, constrained_support, in_support
+from vaerdict.distributions import Elliptical, StandardNormal, constrained_support, in_support
 from vaerdict.functions import used_modules
 from vaerdict.noise import Iid, KeyedNoise, KeyedSobol, Randomness, Sobol, Source, as_source, global_state_from
 
@@ -242,7 +242,9 @@ def _sample(
     function, device = is_function(prior), device_of(x)
     dist = _resolved(prior, x, latents)
     if isinstance(dist, StandardNormal):
-        return source.normal(k, batch, dist.d, like=_like(x))
+        return source.normal(k, batch, dist.d, like=_like(x, latents))
+    if isinstance(dist, Elliptical) and len(dist.batch_shape) > len(batch):  # one for each particle of earlier latents
+        return dist.transform(dist.at(0).noise(k, source)).detach()
     if isinstance(dist, Proposal):
         return dist.draw(x, k, generator=source).z
     if isinstance(source, (Sobol, KeyedNoise)) and isinstance(dist, td.Distribution):
@@ -255,9 +257,9 @@ def _sample(
         return map_latent(lambda t: t.to(device), dist.sample(_sample_shape(dist, k, batch, function)))
 
 
-def _like(x: Observations) -> Tensor:
-    """An empty tensor of the floating-point type of the observations."""
-    parts = parts_of(x)
+def _like(x: Observations, latents: Mapping[str, Tensor] | None) -> Tensor:
+    """An empty tensor of the floating-point type of the earlier latents, or of the observations."""
+    parts = [*(latents or {}).values(), *parts_of(x)]
     like = next((t for t in parts if t.is_floating_point()), None)
     return torch.empty(0, device=parts[0].device) if like is None else like.new_empty(0)
 

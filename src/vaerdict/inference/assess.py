@@ -154,7 +154,7 @@ def assess(
     source: Tensor | None = None,
     replicate: Tensor | None = None,
     probes: Tensor | None = None,
-    bounded: bool = False,
+    probability: bool = True,
     smooth: bool = True,
 ) -> Assessment:
     """Expectation, error, event counts and verdict of a query from weighted particles.
@@ -173,21 +173,22 @@ def assess(
         the error is then that between randomisations.
     probes
         The query at points that are not draws, ``(M, *batch, *out)``: what else it may be (see `diagnostics.events`).
-    bounded
-        Whether the query is known to be bounded, as probabilities are. It cannot then make the tail of the weights
-        heavier, and its k-hat is theirs.
+    probability
+        Whether a query between 0 and 1 is the probability of an event that few draws may have hit (see
+        `diagnostics.events`). Not so for classes of M1+M2, each of which has a draw of its own in every particle.
     smooth
         Whether the weights are Pareto-smoothed.
     """
     if source is None:
-        value, mcse, ess, weight_khat = (estimators.psis if smooth else estimators.snis)(values, log_w)
+        estimator = estimators.psis if smooth else estimators.snis
+        value, mcse, ess, weight_khat = estimator(values, log_w, probability=probability)
     else:
         value, mcse, ess, weight_khat = estimators.mis(values, log_w, source, smooth=smooth)
     if replicate is not None:
         mcse = _replicate_mcse(values, log_w, replicate)
-    few = diagnostics.events(values, log_w, probes=probes)
+    few = diagnostics.events(values, log_w, probes=probes, probability=probability)
     mcse = mcse.maximum(few.mcse)
-    khat = weight_khat if bounded else _over_outputs(diagnostics.khat_of(values, log_w), log_w)
+    khat = _over_outputs(diagnostics.khat_of(values, log_w), log_w)
     return Assessment(
         value=value,
         mcse=mcse,

@@ -59,7 +59,7 @@ class ClassPosterior:
     def from_weights(cls, log_w: Tensor, *, smooth: bool = True) -> ClassPosterior:
         """Class probabilities from log-weights per class. Shapes: ``(K, n, classes) -> ClassPosterior``."""
         prob, marginal = torch.softmax(log_w.double(), -1), torch.logsumexp(log_w.double(), -1)
-        answer = assess(prob, marginal, bounded=True, smooth=smooth)
+        answer = assess(prob, marginal, probability=False, smooth=smooth)
         stage = torch.zeros_like(answer.verdict)
         return cls(*answer.estimate, answer.verdict, answer.log_evidence, stage, ("q",))
 

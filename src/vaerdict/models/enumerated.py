@@ -98,9 +98,11 @@ class Enumerated(nn.Module):
         index = torch.cartesian_prod(*(torch.arange(len(s)) for s in supports.values())).reshape(self.n_states, -1)
         values = {name: states[index[:, i].to(states.device)] for i, (name, states) in enumerate(supports.items())}
         self.states = values
-        names = model.prior.names if isinstance(model.prior, JointPrior) else ("",)
+        prior = model.prior  # a property that may take as long as a small log_joint
+        names = prior.names if isinstance(prior, JointPrior) else ("",)
         self.continuous = tuple(name for name in names if name not in values)
         self.Latent: Any = latent_type(*self.continuous) if len(self.continuous) > 1 else None
+        self.Full: Any = prior.Latent if isinstance(prior, JointPrior) else None
 
     @property
     def prior(self) -> MarginalPrior:
@@ -168,8 +170,7 @@ class Enumerated(nn.Module):
         return {name: t.expand(n, *batch, *t.shape[len(batch) + 1 :]) for name, t in lead.items()}
 
     def _latent(self, named: dict[str, Tensor]) -> Latent:
-        prior = self.model.prior
-        return prior.Latent(**named) if isinstance(prior, JointPrior) else named[""]
+        return self.Full(**named) if self.Full else named[""]
 
     def _in_states(self, f: Callable[[Latent], Tensor], z: Latent) -> Tensor:
         values = f(self.full(z))

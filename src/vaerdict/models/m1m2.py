@@ -5,6 +5,9 @@ r"""The semi-supervised M1+M2 model (Kingma et al., 2014) and its recognition mo
 
 The class c is observed for labelled data and a latent otherwise. There may be more classes than labels: the additional
 classes are learned from unlabelled data alone.
+
+`M1M2` is an ordinary model with a discrete latent c, which `vaerdict.expect` sums over. `PerClass` is the model given
+each class, for proposals of their own (`vaerdict.inference.class_posterior`).
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import OneHotCategorical
 from torch.nn import functional as F
 
-from vaerdict.core import Draws, SettingError, ShapeError, check_count
+from vaerdict.core import Draws, Latent, SettingError, ShapeError, check_count
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 from vaerdict.networks import CNN, MLP, Activation, Joint, no_dropout, stackable
 from vaerdict.noise import Randomness, as_source
+from vaerdict.priors import JointPrior
 
 _SCALE_FLOOR = 1e-4
 _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
@@ -114,6 +119,9 @@ class M1M2(nn.Module):
     >>> model = M1M2(16, 3, d_z=2, d_u=2, hidden=(8,), generator=vd.seeded(0))
     >>> model.log_likelihood(torch.zeros(5, 16), torch.zeros(4, 5, 2)).shape
     torch.Size([4, 5])
+    >>> answer = vd.expect(model, torch.zeros(2, 16), lambda latent: latent.c, tolerance=0.05, seed=0)
+    >>> answer.value.shape
+    torch.Size([2, 3])
     """
 
     stackable = True
@@ -149,6 +157,16 @@ class M1M2(nn.Module):
         """Log p(z | c, u) p(u) p(c). Shapes: that of the latents broadcast together, without the last axis."""
         log_p_z = self.conditional(c, u).log_prob(z)
         return log_p_z + StandardNormal(self.d_u).log_prob(u) - math.log(self.n_classes)
+
+    @property
+    def prior(self) -> JointPrior:
+        """The prior of a one-hot class c, of u, and of z given both."""
+        share = next(self.parameters()).new_ones(self.n_classes)
+        return JointPrior(c=OneHotCategorical(share), u=StandardNormal(self.d_u), z=self.conditional)
+
+    def log_joint(self, x: Tensor, latent: Latent) -> Tensor:
+        """Log p(x, z, u, c). Shapes: ``(*batch, p)``, a named tuple of ``(K, *batch, size) -> (K, *batch)``."""
+        return self.log_likelihood(x, latent.z) + self.log_prior(latent.z, latent.c, latent.u)
 
 
 class Recognition(nn.Module):
@@ -299,17 +317,6 @@ class ClassPrior:
         z = q.loc + q.root.apply(source.normal(k, x.shape[:-1], self.model.d_z, like=x))
         latent = torch.cat([z, u], -1)
         return Draws(latent, self.log_prob(latent))
-
-    def sample(
-        self, sample_shape: torch.Size | tuple[int, ...] = (), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Draw latents of shape ``(*sample_shape, d)``; the last axes of `sample_shape` are ``(classes, n)``."""
-        like = next(self.model.parameters())
-        shape = (*sample_shape, *self.event_shape)
-        eps = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
-        z, u = eps.tensor_split([self.model.d_z], -1)
-        q = self.model.conditional(_each_class(self.model, u), u)
-        return torch.cat([q.loc + q.root.apply(z), u], -1)
 
 
 class ClassProposal:

@@ -25,6 +25,7 @@ from vaerdict.core import SettingError, check_count
 from vaerdict.models.m1m2 import M1M2, Recognition
 from vaerdict.networks import Dropout, stack, unstack
 from vaerdict.noise import Iid, seeded
+from vaerdict.objectives import cubo_score_loss, forward_kl_score_loss
 from vaerdict.training.optimiser import Adam, FlatParameters
 from vaerdict.training.parallel import current_group
 from vaerdict.training.stacks import LossGroups, derived_seed
@@ -51,22 +52,17 @@ def semi_iwelbo_loss(p: SemiParticles) -> Tensor:
 
 def semi_wake_loss(p: SemiParticles) -> Tensor:
     """Minus the IWELBO for the model, the wake-phase loss for q; needs particles that carry no gradient."""
-    return semi_iwelbo_loss(_of_model(p)) + _score_loss(torch.softmax((p.log_w + p.log_mass).detach(), 0), p)
+    return semi_iwelbo_loss(_of_model(p)) + forward_kl_score_loss(p.log_w + p.log_mass, p.log_q)
 
 
 def semi_cubo_loss(p: SemiParticles) -> Tensor:
     """Minus the IWELBO for the model, the CUBO's score loss for q; needs particles that carry no gradient."""
-    weights = torch.softmax((2 * p.log_w + p.log_mass).detach(), 0)
-    return semi_iwelbo_loss(_of_model(p)) + 0.5 * _score_loss(weights, p)
+    return semi_iwelbo_loss(_of_model(p)) + cubo_score_loss(p.log_w + 0.5 * p.log_mass, p.log_q)
 
 
 def _of_model(p: SemiParticles) -> SemiParticles:
     """The particles with gradient in the model alone: adding log_q to log_w removes the gradient of q from it."""
     return p._replace(log_w=p.log_w + p.log_q - p.log_q.detach(), log_mass=p.log_mass.detach())
-
-
-def _score_loss(weights: Tensor, p: SemiParticles) -> Tensor:
-    return -(weights * p.log_q).sum(0)
 
 
 @dataclass(frozen=True)
