@@ -75,7 +75,7 @@ def test_a_pickle_that_would_run_code_is_refused(altered, cells, tmp_path):
     with pytest.raises(DataError, match=r"refused.*posix.mkdir"):
         load_scvi(altered(extra=Malicious(target)), cells.copy())
     (tmp_path / "model.pt").write_bytes(pickle.dumps(Malicious(target)))
-    with pytest.raises(DataError, match="not written by torch.save"):
+    with pytest.raises(DataError, match=r"not written by torch.save"):
         load_scvi(tmp_path, cells.copy())
     assert not target.exists()
     torch.load(altered(extra=Malicious(target)) / "model.pt", weights_only=False)  # the file could have

@@ -1,0 +1,145 @@
+"""The work of an audit on a block of observations: what the encoder and refined inference say about each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vaerdict.auditing.evidence import exact_upper_bound, upper_bound
+from vaerdict.auditing.movement import in_sds, movement, tally
+from vaerdict.auditing.quantities import LATENT, RECONSTRUCTION, Quantity
+from vaerdict.auditing.refined import Sample, refined, weigh
+from vaerdict.auditing.space import Space, noise
+from vaerdict.core import Model, Proposal
+from vaerdict.diagnostics import Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What every block needs: `n_encoder` draws of the encoder and `n` of the refined proposal per observation.
+
+    `latents` ``(n_obs, d)`` are those that x was simulated from, if it was. Refined draws of another `stream` are
+    independent.
+
+    Shapes: ``x (n_obs, ...)``, ``group (n_obs,)``.
+    """
+
+    model: Model
+    x: Any
+    encoder: Proposal
+    quantities: Mapping[str, Quantity]
+    group: Tensor
+    n_groups: int
+    n_encoder: int
+    n: int
+    seed: int
+    stream: int = 1
+    latents: Tensor | None = None
+
+    def with_draws(self, n: int) -> Work:
+        """The same with another number of refined draws, which are new."""
+        return replace(self, n=n, stream=self.stream + 1)
+
+    def at(self, rows: Tensor) -> tuple[Space, Sample]:
+        """The observations at `rows`, and the encoder's draws for them, which are always the same."""
+        space = Space.of(self.model, self.x, self.encoder, rows)
+        return space, weigh(space, space.encoder, self.n_encoder, generator=noise(self.seed, 0, rows, space.device))
+
+
+class Block(NamedTuple):
+    """Results of the observations ``rows (m,)``: columns by name, ``(m, ...)`` each, and sums by quantity."""
+
+    rows: Tensor
+    columns: dict[str, Tensor]
+    sums: dict[str, Tensor]
+
+    @property
+    def answered(self) -> Block:
+        """The observations with a reliable answer; sums are over these alone anyway."""
+        reliable = self.columns["verdict"] == Verdict.OK
+        return Block(self.rows[reliable], {name: t[reliable] for name, t in self.columns.items()}, self.sums)
+
+
+@torch.no_grad()
+def examine(work: Work, rows: Tensor) -> Block:
+    """Weight draws of the encoder and of the refined proposal, bound the evidence, and compare all quantities."""
+    space, own = work.at(rows)
+    draws = refined(space, work.n, generator=noise(work.seed, work.stream, rows, space.device))
+    columns = {
+        "khat_encoder": own.khat,
+        "ess_encoder": own.ess / len(own.z),
+        "verdict_encoder": own.verdict,
+        "elbo": torch.where(own.usable, own.log_w.mean(0), torch.nan),
+        "iwelbo": own.log_evidence,
+        "location": draws.start,
+    }
+    if work.latents is None:
+        columns["upper"] = upper_bound(space, draws)
+    else:
+        latents = work.latents[rows].to(space.device)
+        columns["upper"], columns["latent_log_w"] = exact_upper_bound(space, draws, latents)
+    return _compared(work, rows, space, own, draws.sample, columns)
+
+
+@torch.no_grad()
+def escalated(work: Work, rows: Tensor, budget: int | None = None) -> Block:
+    """Answer by all stages of escalation that the budget covers."""
+    space, own = work.at(rows)
+    answer = space.escalated(work.n, budget, work.seed)
+    failed, record = answer.failed, answer.record
+    assert record is not None
+    z = torch.where(failed.unsqueeze(-1), 0.0, answer.z)
+    log_w = torch.where(failed, 0.0, answer.log_w.double())
+    khat = torch.where(failed, torch.inf, answer.khat)
+    sample = Sample(z, space.log_joint(z), log_w, khat, answer.ess, answer.verdict)
+    columns = {
+        "draws": record.draws.to(z.device).clamp_min(1).double(),
+        "lower": answer.log_evidence,
+        "upper": torch.full_like(khat, torch.nan),
+    }
+    return _compared(work, rows, space, own, sample, columns)
+
+
+def _compared(work: Work, rows: Tensor, space: Space, own: Sample, sample: Sample, columns: dict[str, Tensor]) -> Block:
+    """The columns of refined inference, and the movement of every quantity where that is reliable."""
+    n = columns.get("draws", torch.full_like(sample.ess, len(sample.z)))
+    columns = {
+        "lower": sample.log_evidence,
+        "draws": n,
+        **columns,
+        "lower_se": (1 / sample.ess.clamp_min(1) - 1 / n).clamp_min(0).sqrt(),
+        "khat": sample.khat,
+        "ess": sample.ess / n,
+        "verdict": sample.verdict,
+        "mean": _mean(sample, slice(None)),
+        "mean_even": _mean(sample, slice(0, None, 2)),
+        "mean_odd": _mean(sample, slice(1, None, 2)),
+    }
+    answered, sums = sample.verdict == Verdict.OK, dict[str, Tensor]()
+    for name, values in _quantities(work, space):
+        moved = movement(values(own), values(sample), own, sample)
+        columns[f"moved: {name}"] = torch.where(answered, in_sds(moved).mean(-1), torch.nan)
+        sums[name] = tally(moved.select(answered), work.group[rows][answered.cpu()], work.n_groups)
+    return Block(rows, {name: column.cpu() for name, column in columns.items()}, sums)
+
+
+def _quantities(work: Work, space: Space) -> Iterator[tuple[str, Callable[[Sample], Iterable[Tensor]]]]:
+    """Every quantity with its values at the draws of a sample: latents, the log-likelihood, and those asked for."""
+    yield LATENT, lambda sample: [sample.z]
+    yield RECONSTRUCTION, lambda sample: [(sample.log_p - space.log_prior(sample.z)).unsqueeze(-1)]
+    for name, quantity in work.quantities.items():
+        yield name, partial(_values, space, quantity)
+
+
+def _values(space: Space, quantity: Quantity, sample: Sample) -> Iterable[Tensor]:
+    return space.values(quantity, sample.z)
+
+
+def _mean(sample: Sample, part: slice) -> Tensor:
+    """Posterior mean of the latents by some of the draws. Shapes: ``-> (m, d)``."""
+    return torch.einsum("nm,nmd->md", torch.softmax(sample.log_w[part], 0), sample.z[part].double())

@@ -1,0 +1,94 @@
+"""Quantities that people read off a model, and those that a model offers by itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from vaerdict.core import SettingError, ShapeError
+
+LATENT, RECONSTRUCTION = "latent", "reconstruction"
+"""What is compared for every model: the latents, and the log-likelihood of the observation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """A function of the latent that people read off a model, with its unit.
+
+    Parameters
+    ----------
+    f
+        ``f(z)`` or ``f(z, x)``: ``(K, m, d) -> (K, m, *out)`` for any m observations x.
+    unit
+        The unit of its values, for tables.
+    scale
+        Factor from the values of f to that unit.
+    features
+        Names of its outputs.
+    """
+
+    f: Callable[..., Tensor]
+    unit: str = ""
+    scale: float = 1.0
+    features: Sequence[str] | None = field(default=None, repr=False)
+
+    def __call__(self, z: Tensor, x: Any) -> Tensor:
+        """The values, one row of outputs per particle and observation. Shapes: ``-> (K, m, outputs)``."""
+        values = self.f(z, x) if takes_observations(self.f) else self.f(z)
+        if not isinstance(values, Tensor) or values.shape[:2] != z.shape[:2]:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ShapeError(f"a quantity returned {shape}; it must begin with {tuple(z.shape[:2])}.")
+        return self.scale * values.reshape(*values.shape[:2], -1)
+
+    def names(self, n: int) -> list[str]:
+        """The names of its n outputs."""
+        if self.features is not None and len(self.features) != n:
+            raise ShapeError(f"{len(self.features)} features are named, but the quantity has {n} outputs.")
+        return [str(i + 1) for i in range(n)] if self.features is None else [str(name) for name in self.features]
+
+
+def takes_observations(f: Callable[..., Tensor]) -> bool:
+    """Whether a function takes the latent and the observations."""
+    try:
+        parameters = inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters.values()
+    except (TypeError, ValueError):  # a built-in function has no signature
+        return False
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) >= 2
+
+
+def default_quantities(model: Any, features: Sequence[str] | None = None) -> dict[str, Quantity]:
+    """Normalised expression, class probabilities and accessibility, where a model offers them.
+
+    `features` are the names of the genes or regions.
+    """
+    offered = {
+        "normalised expression": ("expression", "counts per 10,000", 1e4, features),
+        "class probabilities": ("class_probabilities", "%", 100.0, getattr(model, "classes", None)),
+        "accessibility": ("accessibility", "%", 100.0, features),
+    }
+    return {
+        name: Quantity(partial(_at, getattr(model, method)), unit, scale, names)
+        for name, (method, unit, scale, names) in offered.items()
+        if hasattr(model, method)
+    }
+
+
+def _at(method: Callable[..., Tensor], z: Any, x: Any) -> Tensor:
+    """A method of a model at its latents and observations, where it takes both."""
+    return method(z, x) if takes_observations(method) else method(z)
+
+
+def as_quantities(given: Any, model: Any) -> dict[str, Quantity]:
+    """The quantities asked for, by name; those that the model offers by default."""
+    given = default_quantities(model) if given is None else given
+    if not isinstance(given, Mapping):
+        raise SettingError("quantities= must map names to functions f(z) or f(z, x), or to `Quantity`.")
+    reserved = {LATENT, RECONSTRUCTION} & given.keys()
+    if reserved:
+        raise SettingError(f"quantities= names {', '.join(sorted(reserved))}, which every audit has; choose another.")
+    return {str(name): f if isinstance(f, Quantity) else Quantity(f) for name, f in given.items()}
