@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributions as td
 from torch import Tensor
 
 import vaerdict as vd
@@ -17,6 +18,7 @@ from page_checks import NASTY, outline
 from vaerdict.auditing import movement, summary
 from vaerdict.auditing.blocks import Work, examine
 from vaerdict.auditing.neighbours import share_kept
+from vaerdict.auditing.observed import space_of
 from vaerdict.auditing.page import from_run
 from vaerdict.auditing.quantities import Quantity, as_quantities
 from vaerdict.auditing.verdict import verdict
@@ -24,7 +26,7 @@ from vaerdict.core import DataError, SettingError, ShapeError
 from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import Elliptical, Triangular
 from vaerdict.engines import Threads
-from vaerdict.noise import seeded
+from vaerdict.noise import row_keys, seeded
 
 N, D, P = 300, 3, 8
 LOADING = torch.randn(P, D, generator=seeded(0), dtype=torch.float64)
@@ -152,17 +154,16 @@ def shift_square(shift: float) -> float:
     return float(vector @ torch.linalg.solve(covariance, vector))
 
 
-def test_simulated_pairs_bracket_too_and_an_uncovered_latent_would_show():
+def test_simulated_pairs_bracket_too():
     record = audited(0.8).results["simulated"]
     assert record["n_pairs"] == 200
     assert -0.01 < record["width"] < 0.02
     assert record["share_uncovered"] == 0
     x, z = MODEL.simulate(50, generator=seeded(3))
-    work = Work(MODEL, x, Encoder(), {}, torch.zeros(50, dtype=torch.long), 1, 200, 400, 0, latents=z + 6.0)
-    wrong = summary.simulated_record(examine(work, torch.arange(50)).columns, 200)
-    assert wrong["upper"] < MODEL.log_evidence(x).mean() + 0.1  # a latent of no weight adds nothing
-    low = Work(MODEL, x, Encoder(), {}, torch.zeros(50, dtype=torch.long), 1, 200, 400, 0, latents=z)
-    right = summary.simulated_record(examine(low, torch.arange(50)).columns, 200)
+    work = Work(
+        space_of(MODEL, x), x, Encoder(), row_keys(x), {}, torch.zeros(50, dtype=torch.long), 1, 200, 400, 0, latents=z
+    )
+    right = summary.simulated_record(examine(work, torch.arange(50)).columns, 200)
     assert right["lower"] - 0.02 < MODEL.log_evidence(x).mean() < right["upper"] + 0.02
 
 
@@ -261,7 +262,7 @@ def test_a_page_without_answers(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"proposal": None}, SettingError, "no attribute `encoder`"),
-        ({"proposal": torch.nn.Linear(2, 2)}, SettingError, "no method draw and no log_prob"),
+        ({"proposal": 3.0}, SettingError, "no draw and no log_prob"),
         ({"groups": ["a"]}, ShapeError, "1 labels for 300"),
         ({"names": ["a"]}, ShapeError, "1 entries for 300"),
         ({"n": 0}, SettingError, "n=0"),
@@ -295,6 +296,53 @@ def test_an_encoder_that_breaks_is_reported_not_raised():
     assert not bool(audit.reliable[broken].any())
 
 
+# ------------------------------------------------------------------------------------------------- other models
+class Chain:
+    """Two latents and an observation with its variance: z2 ~ N(0, 1), z1 ~ N(z2, 1), x ~ N(z1, v)."""
+
+    prior = vd.JointPrior(
+        z2=td.Independent(td.Normal(torch.zeros(1), torch.ones(1)), 1),
+        z1=lambda z2: td.Independent(td.Normal(z2, torch.ones(1)), 1),
+    )
+
+    def log_joint(self, x: dict[str, Tensor], z: Any) -> Tensor:
+        likelihood = td.Normal(z.z1[..., 0], x["variance"].sqrt()).log_prob(x["value"])
+        return likelihood + self.prior.log_prob(z, x)
+
+
+def test_several_latents_and_structured_observations():
+    x = {"value": torch.linspace(-2, 2, 30), "variance": torch.full((30,), 0.5)}
+    audit = vd.audit(
+        Chain(),
+        x,
+        vd.Prior(Chain.prior),
+        quantities={"distance": lambda z, x: (z.z1[..., 0] - x["value"]).unsqueeze(-1)},
+        n=400,
+        n_searched=2,
+    )
+    assert quantity(audit, "latent")["n_outputs"] == 2
+    assert {row["feature"] for row in quantity(audit, "latent")["features"]} == {"z2[1]", "z1[1]"}
+    # z1 has the prior variance 2, and is half as far as x from z2
+    exact = torch.stack([0.4 * x["value"], 0.8 * x["value"]], -1)
+    torch.testing.assert_close(audit.mean.float(), exact, atol=0.25, rtol=0)
+    evidence = td.Normal(0.0, math.sqrt(2.5)).log_prob(x["value"]).mean().item()
+    record = audit.results["evidence"]
+    assert record["lower"] - 5 * record["error"] < evidence < record["upper"] + 5 * record["error"]
+    row = quantity(audit, "distance")["features"][0]
+    assert abs(row["value"]) < 5 * row["shift_error"]
+
+
+def test_discrete_latents_alone_are_refused():
+    class Coin:
+        prior = td.Categorical(torch.ones(2))
+
+        def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+            return td.Normal(z.float(), 1.0).log_prob(x[:, 0]) + self.prior.log_prob(z)
+
+    with pytest.raises(SettingError, match="discrete"):
+        vd.audit(Coin(), torch.zeros(3, 1), Encoder())
+
+
 def test_quantities_of_a_model():
     class Expressing:
         classes = ("a", "b")
@@ -309,5 +357,6 @@ def test_quantities_of_a_model():
     found = as_quantities(None, Expressing())
     assert list(found) == ["normalised expression", "class probabilities"]
     z = torch.ones(2, 3, 2)
-    torch.testing.assert_close(found["normalised expression"](z, z), 1e4 * z)
+    expression = found["normalised expression"]
+    torch.testing.assert_close(expression.checked(expression.f(z, z), z), 1e4 * z)
     assert found["class probabilities"].names(2) == ["a", "b"]

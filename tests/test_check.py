@@ -18,7 +18,6 @@ from vaerdict.diagnostics import Verdict
 from vaerdict.distributions import StandardNormal
 from vaerdict.inference.check import MIN_P, UNCOVERED, CheckReport, _count_test, _of_events, _of_numbers
 from vaerdict.inference.search import ModeSearch
-from vaerdict.noise import seeded
 
 
 def positive(z: Tensor) -> Tensor:
@@ -49,7 +48,7 @@ def test_ppca_passes(report):  # a right model fails at seeds with probability M
 
 
 def test_ppca_passes_with_an_encoder_and_numbers_as_query():  # fails at seeds with probability MIN_P
-    both = vd.check(MODEL, lambda z: z, Near(1.3), 500, sample_x=given, tolerance=0.05, generator=seeded(1))
+    both = vd.check(MODEL, lambda z: z, Near(1.3), 500, sample_x=given, tolerance=0.05, seed=1)
     assert both.verdict == Verdict.OK
     assert both.p_mean.shape == both.p_slope.shape == (2,)
     assert both.p_value == min(1, 4 * float(torch.stack([both.p_mean, both.p_slope]).min()))

@@ -94,7 +94,7 @@ def test_proposals_fit_the_protocol_and_serve_every_model(model, name):
     assert torch.equal(again.z, z)
     assert torch.equal(again.log_q, log_q)
     assert not torch.equal(other.z, z)
-    sample = posterior(model, X, q, 30, generator=seeded(3))
+    sample = posterior(model, X, q, 30, seed=seeded(3))
     assert torch.equal(sample.z, z)
     torch.testing.assert_close(sample.log_w, model.log_joint(core.prepared(model, X), z) - log_q)
     assert sample.expect(lambda z: z).value.shape == (24, 2)

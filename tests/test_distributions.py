@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributions as td
 from scipy import integrate, special, stats
 from torch import Tensor
 
 from checks import assert_mean
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular
+from vaerdict.distributions import Diagonal, Elliptical, Noise, StandardNormal, Triangular, constrained_support
 from vaerdict.noise import Sobol, as_source, seeded
 
 LOC = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]], dtype=torch.double)
@@ -229,3 +230,11 @@ def test_select_indexes_the_last_batch_axis(generator):
         torch.testing.assert_close(selected.log_prob(z[:, :, index]), q.log_prob(z)[:, :, index])
         assert selected.heading is not None
         assert selected.heading.shape == (2, 2, 3)
+
+
+def test_a_mixture_has_the_support_of_its_components():
+    def mixture(components: td.Distribution) -> td.MixtureSameFamily:
+        return td.MixtureSameFamily(td.Categorical(torch.ones(3)), td.Independent(components, 1))
+
+    assert constrained_support(mixture(td.Normal(torch.zeros(3, 2), 1.0))) is None
+    assert constrained_support(mixture(td.LogNormal(torch.zeros(3, 2), 1.0))) is not None

@@ -87,7 +87,7 @@ def test_posterior_expectations_agree_with_the_exact_ones(source):
     on_gpu = PPCA(model.weight.cuda(), 0.7).cuda()
     q = Student(full=True).make(x, 6, hidden=(32,), generator=seeded(0)).cuda()
     local = refine(on_gpu, x.cuda(), q).distribution
-    answer = posterior(on_gpu, x.cuda(), {"REFINED": local, "PRIOR": Prior(on_gpu.prior)}, 4000, generator=source())
+    answer = posterior(on_gpu, x.cuda(), {"REFINED": local, "PRIOR": Prior(on_gpu.prior)}, 4000, seed=source())
     estimate = answer.expect(lambda z: (z[..., 0] >= 0.5).double())
     exact = on_gpu.tail_probability(x.cuda(), 0.5)
     assert estimate.value.is_cuda

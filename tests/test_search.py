@@ -12,13 +12,13 @@ from inference_toys import MODEL, Folded, Modes, Plain
 from vaerdict.distributions import StandardNormal
 from vaerdict.inference import search
 from vaerdict.inference.search import ModeSearch, Scope, _guided, _merged
-from vaerdict.noise import Sobol, seeded
+from vaerdict.noise import Sobol, as_source, seeded
 
 X = MODEL.simulate(8, generator=seeded(1))[0]
 
 
 def searched(model, x: Tensor, d: int, seed: int = 0) -> ModeSearch:
-    return ModeSearch(model, x, torch.zeros(len(x), d, dtype=torch.double), generator=seeded(seed))
+    return ModeSearch(model, x, torch.zeros(len(x), d, dtype=torch.double), source=as_source(seeded(seed)))
 
 
 def corners(n: int, d: int, radius: float = 3.0) -> Tensor:
@@ -28,7 +28,7 @@ def corners(n: int, d: int, radius: float = 3.0) -> Tensor:
 
 @pytest.mark.parametrize("generator", [seeded(0), Sobol(seeded(0))])
 def test_a_single_mode_has_one_kernel_with_the_shape_of_the_posterior(generator):
-    found = ModeSearch(MODEL, X, torch.zeros(8, 2, dtype=torch.double), generator=generator)
+    found = ModeSearch(MODEL, X, torch.zeros(8, 2, dtype=torch.double), source=as_source(generator))
     exact, kernels = MODEL.posterior(X), found.kernels
     heaviest = kernels.log_share.argmax(0)
     loc = kernels.loc[heaviest, torch.arange(8)]
@@ -102,9 +102,9 @@ class Spike:
 def test_guided_starts_find_a_narrow_mode(monkeypatch):
     """Of 1024 draws of the prior about four are within three standard deviations of the spike, of 24 none."""
     x, start = torch.zeros(40, 1, dtype=torch.double), torch.zeros(40, 2, dtype=torch.double)
-    guided = ModeSearch(Spike(), x, start, generator=seeded(0)).scope.modes
+    guided = ModeSearch(Spike(), x, start, source=as_source(seeded(0))).scope.modes
     monkeypatch.setattr(search, "_guided", lambda z, log_lik, n: z[:n])
-    blind = ModeSearch(Spike(), x, start, generator=seeded(0)).scope.modes
+    blind = ModeSearch(Spike(), x, start, source=as_source(seeded(0))).scope.modes
     assert (guided == 2).double().mean() > 0.7
     assert (blind == 2).double().mean() < 0.4
 
@@ -124,7 +124,7 @@ def test_more_starts_report_the_modes_they_gain():
     """The first observation is searched from the mode that the start had missed, the second from a known one."""
     model = Modes(corners(2, 1), 0.05, prior_sd=0.3)  # modes ten standard deviations of the prior away
     x = torch.zeros(2, 1, dtype=torch.double)
-    found = ModeSearch(model, x, torch.full((2, 1), -3.0).double(), generator=seeded(0))
+    found = ModeSearch(model, x, torch.full((2, 1), -3.0).double(), source=as_source(seeded(0)))
     before = found.scope.searches.clone()
     known = found.kernels.loc.min().item(), found.kernels.loc.max().item()
     gained = found.extend(torch.tensor([0]), torch.full((2, 1, 1), 3.0).double())

@@ -82,16 +82,14 @@ def test_step_two_fits_every_recipe_and_family_for_the_selected_model(steps):
     assert list(mixture.components) == [*steps.proposals, "PRIOR"]
     assert mixture.shares["PRIOR"] == pytest.approx(0.05)
     assert steps.winner.model.log_noise.requires_grad  # not frozen by step two
-    sizes = [
-        posterior(steps.model, VALID, q, 500, generator=seeded(0)).ess.mean().item() for q in steps.proposals.values()
-    ]
+    sizes = [posterior(steps.model, VALID, q, 500, seed=seeded(0)).ess.mean().item() for q in steps.proposals.values()]
     assert sizes[0] == pytest.approx(max(sizes), rel=0.05)  # the best proposal comes first
 
 
 def test_step_three_answers_for_the_selected_model(steps):
     model = steps.model
     assert isinstance(model, PPCA)
-    answer = steps.posterior(X, 3000, generator=seeded(9))
+    answer = steps.posterior(X, 3000, seed=seeded(9))
     assert answer.names == (*steps.proposals, "PRIOR")
     mean = answer.expect(lambda z: z)
     assert_within(mean.value, model.posterior(X).loc, mean.mcse, rate=1e-6)
@@ -245,7 +243,7 @@ def test_a_saved_fit_is_the_same_fit(steps, tmp_path):
     assert list(again.proposals) == list(steps.proposals)
     for name in ("name", "seed", "history", "converged", "epochs", "seconds"):
         assert getattr(again.winner, name) == getattr(steps.winner, name)
-    before, after = (s.posterior(X, 400, generator=seeded(3)) for s in (steps, again))
+    before, after = (s.posterior(X, 400, seed=seeded(3)) for s in (steps, again))
     assert torch.equal(before.z, after.z)
     assert torch.equal(before.log_w, after.log_w)
     encoders = [s.winner.proposal.draw(X, 3, generator=seeded(0)).z for s in (steps, again)]
@@ -289,5 +287,5 @@ def test_another_model_or_file_is_refused(steps, tmp_path):
 
 def test_a_fit_can_be_pickled(steps):
     again = pickle.loads(pickle.dumps(steps))
-    before, after = (s.posterior(X, 100, generator=seeded(3)).log_w for s in (steps, again))
+    before, after = (s.posterior(X, 100, seed=seeded(3)).log_w for s in (steps, again))
     assert torch.equal(before, after)

@@ -103,7 +103,7 @@ def test_constant_features_do_not_stop_training():
     x = torch.cat([X, torch.full((120, 1), 16.1, dtype=torch.double)], 1)
     model = PPCA(torch.cat([TRUE.weight, torch.zeros(1, 2, dtype=torch.double)]), 1.0)
     steps = ThreeStep(model, objectives=(IWAE,), proposals=(IWAE,), settings=replace(SHORT, epochs=2)).fit(x, x)
-    assert steps.posterior(x[:3], 50, generator=seeded(0)).log_w.isfinite().all()
+    assert steps.posterior(x[:3], 50, seed=seeded(0)).log_w.isfinite().all()
 
 
 COUNTS = torch.poisson(3 * torch.ones(80, 10), generator=seeded(0)).long()
@@ -127,7 +127,7 @@ def test_the_three_steps_take_integer_counts():
     model = CountModel.start(COUNTS, 2, generator=seeded(0), hidden=(6,))
     settings = replace(SHORT, epochs=2)
     steps = ThreeStep(model, objectives=(VAE,), families=(OfCounts(),), encoder=OfCounts(), settings=settings)
-    answer = steps.fit(COUNTS, COUNTS).posterior(COUNTS[:5], 50, generator=seeded(0))
+    answer = steps.fit(COUNTS, COUNTS).posterior(COUNTS[:5], 50, seed=seeded(0))
     assert answer.log_w.dtype == torch.float32
 
 

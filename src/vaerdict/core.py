@@ -18,6 +18,9 @@ from torch import Tensor
 Latent = Any
 """A tensor ``(K, *batch, d)`` or a named tuple of such tensors."""
 
+Observations = Any
+"""A tensor ``(n, ...)``, or a tuple or mapping of tensors with the same leading axis (an image and its condition)."""
+
 
 class VaerdictError(Exception):
     """Base of every error raised on purpose; the command line prints it on one line and exits with code 2."""
@@ -94,8 +97,11 @@ class Model(Protocol):
     """
 
     @property
-    def prior(self) -> PriorDistribution:
-        """The prior distribution of the latent; an attribute is enough."""
+    def prior(self) -> Any:
+        """The prior of the latent; an attribute is enough.
+
+        A `PriorDistribution`, a function of the observations that returns one, or a `vaerdict.JointPrior`.
+        """
         ...
 
     def log_joint(self, x: Any, z: Latent, /) -> Tensor:
@@ -107,11 +113,11 @@ class Model(Protocol):
 class Proposal(Protocol):
     """A distribution of latents given an observation that can be sampled and evaluated."""
 
-    def draw(self, x: Tensor, k: int, *, generator: Any) -> Draws:
+    def draw(self, x: Observations, k: int, *, generator: Any) -> Draws:
         """Draw k particles for each observation; ``generator`` is a source of noise (see `vaerdict.noise`)."""
         ...
 
-    def log_prob(self, z: Latent, x: Tensor, /) -> Tensor:
+    def log_prob(self, z: Latent, x: Observations, /) -> Tensor:
         """Log q(z | x). Shapes: ``(K, *batch, d), (*batch, p) -> (K, *batch)``."""
         ...
 
@@ -215,11 +221,64 @@ def check_count(k: int, *, name: str = "k") -> int:
     return count
 
 
-def check_observations(x: Tensor, *, name: str = "x") -> Tensor:
-    """Return observations `x` of shape ``(n, p)`` if they can be used, else raise `DataError`."""
-    if not isinstance(x, Tensor):
+# ------------------------------------------------------------------------------------------------ observations
+def map_observations(fn: Callable[[Tensor], Any], x: Observations) -> Any:
+    """Apply `fn` to the tensor x, or to each tensor of the tuple or mapping x."""
+    if isinstance(x, Tensor):
+        return fn(x)
+    if isinstance(x, Mapping):
+        return {name: map_observations(fn, part) for name, part in x.items()}
+    parts = [map_observations(fn, part) for part in x]
+    return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
+
+
+def parts_of(x: Observations) -> list[Tensor]:
+    """The tensors of observations, in order."""
+    parts: list[Tensor] = []
+    map_observations(parts.append, x)
+    return parts
+
+
+def n_observations(x: Observations) -> int:
+    """The length of the leading axis."""
+    return parts_of(x)[0].shape[0]
+
+
+def rows_of(x: Observations, index: Tensor | slice) -> Observations:
+    """The observations at `index`."""
+    return map_observations(lambda t: t[index.to(t.device) if isinstance(index, Tensor) else index], x)
+
+
+def device_of(x: Observations) -> torch.device:
+    """Where the observations are."""
+    return parts_of(x)[0].device
+
+
+def check_observations(x: Observations, *, name: str = "x") -> Observations:
+    """Return observations if they can be used, else raise `DataError` or `ShapeError`."""
+    if isinstance(x, Tensor):
+        return _check_part(x, name)
+    if isinstance(x, Mapping):
+        named = {f"{name}[{key!r}]": part for key, part in x.items()}
+    elif isinstance(x, tuple):
+        named = {f"{name}[{i}]": part for i, part in enumerate(x)}
+    else:
         raise DataError(f"{name} is a {type(x).__name__}; pass a tensor (torch.as_tensor(...)).")
-    if x.dim() < 2:
+    if not named:
+        raise DataError(f"{name} is an empty {type(x).__name__}; pass at least one tensor of observations.")
+    for key, part in named.items():
+        if not isinstance(part, Tensor):
+            raise DataError(f"{key} is a {type(part).__name__}; pass a tensor (torch.as_tensor(...)).")
+        _check_part(part, key, least_dims=1)
+    lengths = {key: part.shape[0] for key, part in named.items()}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        raise ShapeError(f"the parts of {name} differ in their number of observations ({shown}); give each row of all.")
+    return x
+
+
+def _check_part(x: Tensor, name: str, least_dims: int = 2) -> Tensor:
+    if x.dim() < least_dims:
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected (observations, features).")
     if x.numel() == 0:
         raise DataError(f"{name} of shape {tuple(x.shape)} is empty; at least one observation and feature are needed.")
@@ -240,7 +299,7 @@ def check_dtype(x: Tensor, module: object, *, name: str = "x") -> Tensor:
     Integers pass, and so does everything else where `module` is not a module or has no parameters.
     """
     if not isinstance(module, torch.nn.Module) or not isinstance(x, Tensor) or not x.is_floating_point():
-        return x
+        return x  # the parts of a structure may differ in type
     dtypes = {t.dtype: None for t in module.parameters() if t.is_floating_point()}
     if not dtypes or x.dtype in dtypes:
         return x
@@ -327,3 +386,22 @@ class Progress(Protocol):
 
 def silent(done: int, total: int, what: str, /) -> None:
     """Ignore the report: the default callback."""
+
+
+def check_model(model: Any, x: Any = None) -> Any:
+    """Return `model` if it has ``log_joint`` and ``prior``, else raise with what is missing.
+
+    A model that offers ``check_data(x)`` is first asked whether it can be used with the observations.
+    """
+    if isinstance(model, type):
+        raise SettingError(f"the model is the class {model.__name__}; pass an object of it, {model.__name__}(...).")
+    if x is not None and hasattr(model, "check_data"):
+        model.check_data(x)
+    missing = [name for name in ("log_joint", "prior") if not hasattr(model, name)]
+    if missing:
+        raise SettingError(
+            f"the model, a {type(model).__name__}, has no {' and no '.join(missing)}; it needs log_joint(x, z), which "
+            "returns (particles, observations), and prior, a distribution. "
+            "vaerdict.from_vae(encoder, decoder, likelihood) makes a model of a trained VAE."
+        )
+    return model

@@ -87,7 +87,8 @@ def khat_of(f: Tensor, log_w: Tensor) -> Tensor:
     r"""Shape :math:`\hat k` relevant to the mean of f: the larger of those of w and of :math:`w|f-\bar f|`.
 
     The error of a self-normalised mean is a sum of :math:`w (f - \bar f)`. A function with at most two values (an
-    indicator) cannot make that tail heavier, so its :math:`\hat k` is that of the weights. NaN: neither was assessed.
+    indicator), or with all values between 0 and 1 (a probability), cannot make that tail heavier, so its
+    :math:`\hat k` is that of the weights; `events` says where few draws decide its mean. NaN: neither was assessed.
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch) -> (*batch, *out)``.
     """
@@ -166,8 +167,10 @@ def events(f: Tensor, log_w: Tensor, *, probes: Tensor | None = None) -> Events:
     .. math:: s\,\bar w\,(1 + \sqrt{1 + c})
 
     with :math:`\bar w` the normalised weight of a hit, at least 1 / ESS, and s the largest difference of f from its
-    atom at any draw of positive weight or any of the `probes`. A constant function has no event, except that of all
-    zeros or all ones, which is taken for an indicator.
+    atom at any draw of positive weight or any of the `probes`. A constant function has no event.
+
+    A function with all values between 0 and 1 is the probability of an event given z. The event is then f, or its
+    complement if that is less probable, and a draw hits it with weight w f.
 
     Shapes: ``f (K, *batch, *out), log_w (K, *batch), probes (M, *batch, *out)``.
     """
@@ -189,16 +192,19 @@ def _events(f: Tensor, weight: Tensor, probes: Tensor | None) -> tuple[Tensor, T
     candidates = torch.stack([f.amin(0), f.amax(0), f.gather(0, weight.argmax(0, keepdim=True))[0]])
     share, best = torch.stack([torch.where(f == a, weight, 0).sum(0) for a in candidates]).max(0)
     atom = candidates.gather(0, best.unsqueeze(0))[0]
-    hit = torch.where(f != atom, weight, 0)
+    probability = _is_probability(f) if probes is None else _is_probability(f) & _is_probability(probes)
+    atom = torch.where(probability, ((weight * f).sum(0) >= 0.5).double(), atom)
+    distance = (f - atom).abs()
+    hit = weight * torch.where(probability, distance, (distance > 0).double())
     largest = hit.amax(0)
     inside = hit.sum(0) / torch.where(largest > 0, largest, 1)
-    span = torch.where(hit > 0, (f - atom).abs(), 0).amax(0)
+    span = torch.where(weight > 0, distance, 0).amax(0)
     if probes is not None:
         span = span.maximum((probes - atom).abs().amax(0))
-    span = torch.where((span == 0) & ((atom == 0) | (atom == 1)), 1.0, span)
+    span = torch.where(probability, 1.0, span)
     each = largest.maximum(weight.square().sum(0))
     error = span * each * (1 + (1 + inside).sqrt())
-    known = (share >= 0.5) & (span > 0)
+    known = probability | ((share >= 0.5) & (span > 0))
     return torch.where(known, inside, math.inf), torch.where(known & (inside < FEW_HITS), error, 0.0)
 
 
@@ -378,12 +384,17 @@ def _smooth(tail: _Tail, k: Tensor, scale: Tensor) -> Tensor:
 
 
 def _varied(f: Tensor) -> Tensor:
-    """Columns with more than two distinct values; raises where some are not finite."""
+    """Columns with more than two distinct values that are no probabilities; raises where some are not finite."""
     if f.is_floating_point() and not f.isfinite().all():
         n_bad = int((~f.isfinite()).sum())
         raise DivergenceError(f"{n_bad} of {f.numel()} values of f are not finite; f must be finite on every particle.")
     low, high = f.amin(0), f.amax(0)
-    return ~((f == low) | (f == high)).all(0)
+    return ~(((f == low) | (f == high)).all(0) | _is_probability(f))
+
+
+def _is_probability(f: Tensor) -> Tensor:
+    """Columns whose values are all between 0 and 1. Shapes: ``(K, n) -> (n)``."""
+    return (f.amin(0) >= 0) & (f.amax(0) <= 1)
 
 
 def _within(error: Tensor, strata: Tensor) -> Tensor:

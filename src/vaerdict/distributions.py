@@ -254,8 +254,9 @@ def constrained_support(prior: object) -> constraints.Constraint | None:
 
 
 def _is_real(support: constraints.Constraint) -> bool:
-    if isinstance(support, constraints.independent):
-        return _is_real(support.base_constraint)
+    base = getattr(support, "base_constraint", None)  # of independent coordinates, or of the components of a mixture
+    if base is not None:
+        return _is_real(base)
     if isinstance(support, (constraints.cat, constraints.stack)):
         return all(_is_real(part) for part in support.cseq)
     return isinstance(support, type(constraints.real))

@@ -6,17 +6,19 @@ Carlo, quasi-Monte Carlo and the training of many seeds side by side.
 
 from __future__ import annotations
 
+import copy
 import math
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from scipy import special
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from vaerdict.core import SettingError
+from vaerdict.core import Draws, Observations, Proposal, SettingError, parts_of
 
 _SOBOL_BITS = 30
 
@@ -91,6 +93,17 @@ def _standard_gamma(alpha: Tensor, shape: Sequence[int], generator: torch.Genera
     return gamma.to(alpha.device)
 
 
+def _shifted_net(k: int, d: int, seed: int, shift: Tensor) -> Tensor:
+    """A scrambled net, shifted for every observation. Shapes: ``shift (*batch, d) -> (k, *batch, d)``."""
+    points = SobolEngine(d, scramble=True, seed=seed).draw(k, dtype=torch.float64)
+    # shuffled, because the points of two nets in the engine's order are correlated
+    points = points[torch.randperm(k, generator=seeded(seed))]
+    # the engine stores its first point in float32, which can round up to 1
+    net = (points * 2**_SOBOL_BITS).long().clamp_max(2**_SOBOL_BITS - 1).to(shift.device)
+    net = net.reshape(k, *(1 for _ in shift.shape[:-1]), d)
+    return (net.bitwise_xor(shift).double() + 0.5) * 2.0**-_SOBOL_BITS
+
+
 @dataclass(frozen=True)
 class Sobol:
     """Scrambled Sobol points, randomised independently for every observation by a digital shift.
@@ -105,14 +118,8 @@ class Sobol:
     def uniform(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
         """Points in ``(0, 1)^d``, shape ``(k, *batch, d)``: a randomised net along k, independent across the batch."""
         seed = int(torch.randint(2**31 - 1, (1,), generator=self.generator, device=self.generator.device))
-        points = SobolEngine(d, scramble=True, seed=seed).draw(k, dtype=torch.float64)
-        # shuffled, because the points of two nets in the engine's order are correlated
-        points = points[torch.randperm(k, generator=seeded(seed))]
-        # the engine stores its first point in float32, which can round up to 1
-        net = (points * 2**_SOBOL_BITS).long().clamp_max(2**_SOBOL_BITS - 1).to(like.device)
         shift = torch.randint(2**_SOBOL_BITS, (*batch, d), generator=self.generator, device=self.generator.device)
-        net = net.reshape(k, *(1 for _ in batch), d)
-        return (net.bitwise_xor(shift.to(like.device)).double() + 0.5) * 2.0**-_SOBOL_BITS
+        return _shifted_net(k, d, seed, shift.to(like.device))
 
     def normal(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
         """Standard normals of shape ``(k, *batch, d)`` by the inverse distribution function."""
@@ -134,7 +141,7 @@ class KeyedNoise:
 
     Number i of an id is a hash (SplitMix64) of (seed, stream, id, i). All numbers are computed at once, on any device,
     and do not depend on which ids are drawn together. Like a generator, the source continues where the last call
-    ended.
+    ended, separately for every id.
 
     Shapes: ``ids (n,)`` of whole numbers, on the device of the noise; a batch must be ``(n,)``.
 
@@ -144,43 +151,81 @@ class KeyedNoise:
     seed: int
     stream: int
     ids: Tensor = field(repr=False)
-    used: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         start = _wrapped(_scalar_mix(_scalar_mix(self.seed) + self.stream))
         self.keys = _mix(self.ids.long() * _GOLDEN + start)
+        self.used = torch.zeros_like(self.keys)
 
     @property
     def generator(self) -> torch.Generator:
         """A generator, seeded by the first id, for functions that accept nothing else."""
-        self.used += 1
-        return seeded(int(_mix(self.keys[:1] + _wrapped(self.used * _GOLDEN))[0]) % 2**63)
+        return self.generators()[0]
+
+    def generators(self) -> list[torch.Generator]:
+        """A generator per id, for distributions that accept nothing else."""
+        self.used = self.used + 1
+        return [seeded(key % 2**63) for key in _mix(self.keys + self.used * _GOLDEN).tolist()]
+
+    def select(self, index: Tensor) -> KeyedNoise:
+        """The source of the ids at `index`, which continues on its own."""
+        part = copy.copy(self)
+        part.ids, part.keys, part.used = (t[index.to(t.device)] for t in (self.ids, self.keys, self.used))
+        return part
+
+    def fork(self, stream: int) -> KeyedNoise:
+        """Another source of the same ids, whose numbers are independent of those of this one."""
+        part = copy.copy(self)
+        part.keys, part.used = _mix(self.keys + _wrapped(_scalar_mix(stream))), torch.zeros_like(self.used)
+        return part
+
+    def net(self) -> KeyedSobol:
+        """Sobol points that are randomised by this noise."""
+        return KeyedSobol(self.generator, noise=self)
 
     def uniform(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
         """Uniform numbers in (0, 1), shape ``(k, n, d)``, with the dtype of `like`."""
-        return _unit_interval(self._bits(k, batch, d), like.dtype)
+        return _unit_interval(self.bits(k, batch, d), like.dtype)
 
     def normal(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
         """Standard normals of shape ``(k, n, d)`` by the Box-Muller transform."""
-        u, angle = _halves(self._bits(k, batch, (d + 1) // 2), like.dtype)
+        u, angle = _halves(self.bits(k, batch, (d + 1) // 2), like.dtype)
         radius, angle = u.log_().mul_(-2).sqrt_(), angle.mul_(2 * math.pi)
         return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :d]
 
     def gamma(self, k: int, batch: Sequence[int], concentration: Tensor) -> Tensor:
         """Standard gammas of shape ``(k, n, 1)`` with one concentration."""
-        return _gammas(self._bits(k, batch, 1), float(concentration), concentration.dtype)
+        return _gammas(self.bits(k, batch, 1), float(concentration), concentration.dtype)
 
     def normal_gamma(self, k: int, batch: Sequence[int], d: int, concentration: Tensor) -> tuple[Tensor, Tensor]:
         """Standard normals ``(k, n, d)`` and standard gammas ``(k, n, 1)``, independent of each other."""
         return self.normal(k, batch, d, like=concentration), self.gamma(k, batch, concentration)
 
-    def _bits(self, k: int, batch: Sequence[int], d: int) -> Tensor:
+    def bits(self, k: int, batch: Sequence[int], d: int) -> Tensor:
         """The next k d random 64-bit integers of each id. Shapes: ``-> (k, n, d)``."""
         if tuple(batch) != tuple(self.ids.shape):
             raise SettingError(f"the noise is keyed by {len(self.ids)} ids, but the batch is {tuple(batch)}.")
-        counter = torch.arange(self.used + 1, self.used + k * d + 1, device=self.keys.device).reshape(k, 1, d)
-        self.used += k * d
-        return _mix(counter * _GOLDEN + self.keys[:, None])
+        counter = torch.arange(1, k * d + 1, device=self.keys.device).reshape(k, 1, d)
+        start = (self.keys + self.used * _GOLDEN).unsqueeze(-1)
+        self.used = self.used + k * d
+        return _mix(counter * _GOLDEN + start)
+
+
+@dataclass(frozen=True)
+class KeyedSobol(Sobol):
+    """Scrambled Sobol points with one net per seed and a digital shift per id (see `Sobol` and `KeyedNoise`)."""
+
+    noise: KeyedNoise = field(kw_only=True)
+
+    def select(self, index: Tensor) -> KeyedSobol:
+        """The points of the ids at `index`."""
+        return replace(self, noise=self.noise.select(index))
+
+    def uniform(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
+        """Points in ``(0, 1)^d``, shape ``(k, n, d)``."""
+        seed = _scalar_mix(_scalar_mix(self.noise.seed) + self.noise.stream + k) % (2**31 - 1)
+        shift = self.noise.bits(1, batch, d)[0].bitwise_and_(2**_SOBOL_BITS - 1)
+        return _shifted_net(k, d, seed, shift.to(like.device))
 
 
 def _wrapped(value: int) -> int:
@@ -237,9 +282,93 @@ def _gammas(bits: Tensor, concentration: float, dtype: torch.dtype) -> Tensor:
     return out.reshape(bits.shape)
 
 
+def fresh_seed() -> int:
+    """A seed that differs from call to call."""
+    return secrets.randbits(62)
+
+
+def row_keys(x: Observations) -> Tensor:
+    """A whole number per observation that depends on its values; equal observations get different ones in order.
+
+    The number does not depend on the position of an observation or on the others, except those equal to it.
+
+    Shapes: ``-> (n,)``.
+    """
+    total: Tensor | None = None
+    for i, part in enumerate(parts_of(x)):
+        flat = part.detach().reshape(len(part), -1)
+        bits = flat.double().view(torch.long) if flat.is_floating_point() else flat.long()
+        position = torch.arange(1, bits.shape[1] + 1, device=bits.device) * _GOLDEN + _scalar_mix(i)
+        # in blocks, because the hash takes eight bytes for each number of x
+        sums = [_mix(_mix(b * _FIRST) + position).sum(1) for b in bits.split(max(1, 2**22 // bits.shape[1]))]
+        key = torch.cat(sums)
+        total = key if total is None else _mix(total + key.to(total.device))
+    assert total is not None
+    return _mix(total + _occurrence(total) * _GOLDEN)
+
+
+def _occurrence(keys: Tensor) -> Tensor:
+    """How many equal entries come before each. Shapes: ``(n,) -> (n,)``."""
+    values, order = keys.sort(stable=True)
+    position = torch.arange(len(keys), device=keys.device)
+    first = torch.cat([position.new_ones(1, dtype=torch.bool), values[1:] != values[:-1]])
+    start = torch.where(first, position, 0).cummax(0).values
+    return torch.empty_like(position).index_copy_(0, order, position - start)
+
+
 Source = Iid | Sobol | KeyedNoise
 Randomness = torch.Generator | Sequence[torch.Generator] | Iid | Sobol | KeyedNoise
 """What ``generator=`` accepts: a generator, one per stacked member, or a source."""
+
+
+def source_at(source: Randomness, index: Tensor) -> Randomness:
+    """The noise of the observations at `index`; keyed noise then continues on its own."""
+    return source.select(index) if isinstance(source, (KeyedNoise, KeyedSobol)) else source
+
+
+def side_stream(source: Randomness, stream: int) -> Randomness:
+    """Noise that leaves the numbers of keyed noise unused; other sources are returned as they are."""
+    return source.fork(stream) if isinstance(source, KeyedNoise) else source
+
+
+def sources_joined(sources: Sequence[Source], order: Tensor) -> Source:
+    """The sources of several groups of observations as one, in a given order."""
+    first = sources[0]
+    if isinstance(first, KeyedNoise):
+        first = copy.copy(first)
+        for name in ("ids", "keys", "used"):
+            setattr(first, name, torch.cat([getattr(source, name) for source in sources])[order])
+    return first
+
+
+@contextmanager
+def noise_of(source: Randomness, index: Tensor) -> Iterator[Randomness]:
+    """The noise of the observations at `index`; at the end their numbers are used up in `source` too."""
+    part = source_at(source, index)
+    yield part
+    for whole, used in _keyed(source, part):
+        whole.used[index.to(whole.used.device)] = used
+
+
+def _keyed(source: Randomness, part: Randomness) -> Iterator[tuple[KeyedNoise, Tensor]]:
+    """Keyed noise with the counters of a part of it; nothing for other sources."""
+    if isinstance(source, KeyedNoise) and isinstance(part, KeyedNoise):
+        yield source, part.used
+    elif isinstance(source, KeyedSobol) and isinstance(part, KeyedSobol):
+        yield source.noise, part.noise.used
+
+
+def draws_of(q: Proposal, x: Observations, k: int, generator: Randomness) -> Draws:
+    """Draw k particles of a proposal, which may be the user's and accept a ``torch.Generator`` only."""
+    if isinstance(generator, torch.Generator):
+        return q.draw(x, k, generator=generator)
+    try:
+        return q.draw(x, k, generator=generator)
+    except TypeError as error:
+        if "Generator" not in str(error):
+            raise
+    source = as_source(generator)
+    return q.draw(x, k, generator=source.generators[0] if isinstance(source, Iid) else source.generator)
 
 
 def as_source(generator: Randomness) -> Source:

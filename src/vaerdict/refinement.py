@@ -28,8 +28,9 @@ from vaerdict.core import (
     silent,
 )
 from vaerdict.distributions import Diagonal, Elliptical, Noise, Triangular
-from vaerdict.noise import Randomness, as_source
+from vaerdict.noise import Randomness, as_source, draws_of
 from vaerdict.objectives import Loss, iwelbo, loss
+from vaerdict.priors import log_prior
 
 LogJoint = Callable[[Tensor], Tensor]
 """Log p(x, z) for fixed observations. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
@@ -225,7 +226,7 @@ class _ModeSearch(NamedTuple):
 
 def _search(model: Model, x: Tensor, z: Tensor, axis: int, n_steps: int, tolerance: float) -> _ModeSearch:
     """Step until no observation improves; converged rows are dropped whenever they are at least half of all."""
-    state = _start(_log_joint(model, x), _prior_curvature(model, z), z)
+    state = _start(_log_joint(model, x), _prior_curvature(model, x, z), z)
     while (rows := _rows_of(state.unfinished(tolerance, n_steps), axis)).numel():
         log_p = _log_joint(model, x.index_select(axis, rows))
         active = _ModeSearch(*(field.index_select(axis, rows) for field in state))
@@ -308,12 +309,12 @@ def _gradient(y: Tensor, z: Tensor, *, create_graph: bool = False) -> Tensor:
     return torch.autograd.grad(y, z, retain_graph=True, create_graph=create_graph, materialize_grads=True)[0]
 
 
-def _prior_curvature(model: Model, z: Tensor) -> Tensor:
+def _prior_curvature(model: Model, x: Tensor, z: Tensor) -> Tensor:
     """The smallest eigenvalue of the negative Hessian of the log-prior at z, or one where it is not positive.
 
     It is the lower limit of the curvature of the posterior. Shapes: ``(*batch, d) -> (*batch, 1)``.
     """
-    hessian = _derivatives(lambda t: model.prior.log_prob(t[None]), z)[2].double()
+    hessian = _derivatives(lambda t: log_prior(model.prior, t[None], x), z)[2].double()
     smallest = torch.linalg.eigvalsh(-torch.where(hessian.isfinite(), hessian, 0))[..., :1]
     return torch.where(smallest > 0, smallest, 1)
 
@@ -485,7 +486,7 @@ def location(start: Tensor | Proposal, x: Tensor, generator: Randomness | None) 
             return q.loc.detach()
         if generator is None:
             raise SettingError(f"{type(start).__name__} has no location; pass `generator` to draw from it.")
-        z = start.draw(x, _START_DRAWS, generator=generator).z
+        z = draws_of(start, x, _START_DRAWS, generator).z
     if not isinstance(z, Tensor):
         raise ShapeError(f"refinement needs latents in one tensor, not a {type(z).__name__}; concatenate them.")
     return z.mean(0)

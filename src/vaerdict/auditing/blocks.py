@@ -5,33 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vaerdict.auditing.evidence import exact_upper_bound, upper_bound
 from vaerdict.auditing.movement import in_sds, movement, tally
+from vaerdict.auditing.observed import Observed
 from vaerdict.auditing.quantities import LATENT, RECONSTRUCTION, Quantity
 from vaerdict.auditing.refined import Sample, refined, weigh
-from vaerdict.auditing.space import Space, noise
-from vaerdict.core import Model, Proposal
+from vaerdict.core import Observations, Proposal
 from vaerdict.diagnostics import Verdict
+from vaerdict.inference.target import Space
+from vaerdict.noise import KeyedNoise
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
     """What every block needs: `n_encoder` draws of the encoder and `n` of the refined proposal per observation.
 
-    `latents` ``(n_obs, d)`` are those that x was simulated from, if it was. Refined draws of another `stream` are
-    independent.
+    `latents` ``(n_obs, d)`` are those that x was simulated from, if it was. The noise of an observation depends on the
+    seed and its key; refined draws of another `stream` are independent.
 
-    Shapes: ``x (n_obs, ...)``, ``group (n_obs,)``.
+    Shapes: ``x (n_obs, ...)``, ``keys, group (n_obs,)``.
     """
 
-    model: Model
-    x: Any
+    space: Space
+    x: Observations
     encoder: Proposal
+    keys: Tensor
     quantities: Mapping[str, Quantity]
     group: Tensor
     n_groups: int
@@ -45,10 +48,14 @@ class Work:
         """The same with another number of refined draws, which are new."""
         return replace(self, n=n, stream=self.stream + 1)
 
-    def at(self, rows: Tensor) -> tuple[Space, Sample]:
+    def at(self, rows: Tensor) -> tuple[Observed, Sample]:
         """The observations at `rows`, and the encoder's draws for them, which are always the same."""
-        space = Space.of(self.model, self.x, self.encoder, rows)
-        return space, weigh(space, space.encoder, self.n_encoder, generator=noise(self.seed, 0, rows, space.device))
+        observed = Observed.at(self.space, self.x, self.encoder, rows)
+        return observed, weigh(observed, observed.encoder, self.n_encoder, generator=self.noise(rows, 0))
+
+    def noise(self, rows: Tensor, stream: int) -> KeyedNoise:
+        """Noise of the observations at `rows`."""
+        return KeyedNoise(self.seed, stream, self.keys[rows.to(self.keys.device)])
 
 
 class Block(NamedTuple):
@@ -68,8 +75,8 @@ class Block(NamedTuple):
 @torch.no_grad()
 def examine(work: Work, rows: Tensor) -> Block:
     """Weight draws of the encoder and of the refined proposal, bound the evidence, and compare all quantities."""
-    space, own = work.at(rows)
-    draws = refined(space, work.n, generator=noise(work.seed, work.stream, rows, space.device))
+    observed, own = work.at(rows)
+    draws = refined(observed, work.n, generator=work.noise(rows, work.stream))
     columns = {
         "khat_encoder": own.khat,
         "ess_encoder": own.ess / len(own.z),
@@ -79,33 +86,33 @@ def examine(work: Work, rows: Tensor) -> Block:
         "location": draws.start,
     }
     if work.latents is None:
-        columns["upper"] = upper_bound(space, draws)
+        columns["upper"] = upper_bound(observed, draws)
     else:
-        latents = work.latents[rows].to(space.device)
-        columns["upper"], columns["latent_log_w"] = exact_upper_bound(space, draws, latents)
-    return _compared(work, rows, space, own, draws.sample, columns)
+        latents = work.latents[rows].to(observed.device)
+        columns["upper"], columns["latent_log_w"] = exact_upper_bound(observed, draws, latents)
+    return _compared(work, rows, observed, own, draws.sample, columns)
 
 
 @torch.no_grad()
 def escalated(work: Work, rows: Tensor, budget: int | None = None) -> Block:
     """Answer by all stages of escalation that the budget covers."""
-    space, own = work.at(rows)
-    answer = space.escalated(work.n, budget, work.seed)
-    failed, record = answer.failed, answer.record
-    assert record is not None
-    z = torch.where(failed.unsqueeze(-1), 0.0, answer.z)
+    observed, own = work.at(rows)
+    z, answer = observed.escalated(work.n, budget, work.seed)
+    failed = answer.failed
     log_w = torch.where(failed, 0.0, answer.log_w.double())
     khat = torch.where(failed, torch.inf, answer.khat)
-    sample = Sample(z, space.log_joint(z), log_w, khat, answer.ess, answer.verdict)
+    sample = Sample(z, observed.log_joint(z), log_w, khat, answer.ess, answer.verdict)
     columns = {
-        "draws": record.draws.to(z.device).clamp_min(1).double(),
+        "draws": answer.record.draws.to(z.device).clamp_min(1).double(),
         "lower": answer.log_evidence,
         "upper": torch.full_like(khat, torch.nan),
     }
-    return _compared(work, rows, space, own, sample, columns)
+    return _compared(work, rows, observed, own, sample, columns)
 
 
-def _compared(work: Work, rows: Tensor, space: Space, own: Sample, sample: Sample, columns: dict[str, Tensor]) -> Block:
+def _compared(
+    work: Work, rows: Tensor, observed: Observed, own: Sample, sample: Sample, columns: dict[str, Tensor]
+) -> Block:
     """The columns of refined inference, and the movement of every quantity where that is reliable."""
     n = columns.get("draws", torch.full_like(sample.ess, len(sample.z)))
     columns = {
@@ -121,23 +128,23 @@ def _compared(work: Work, rows: Tensor, space: Space, own: Sample, sample: Sampl
         "mean_odd": _mean(sample, slice(1, None, 2)),
     }
     answered, sums = sample.verdict == Verdict.OK, dict[str, Tensor]()
-    for name, values in _quantities(work, space):
+    for name, values in _quantities(work, observed):
         moved = movement(values(own), values(sample), own, sample)
         columns[f"moved: {name}"] = torch.where(answered, in_sds(moved).mean(-1), torch.nan)
         sums[name] = tally(moved.select(answered), work.group[rows][answered.cpu()], work.n_groups)
     return Block(rows, {name: column.cpu() for name, column in columns.items()}, sums)
 
 
-def _quantities(work: Work, space: Space) -> Iterator[tuple[str, Callable[[Sample], Iterable[Tensor]]]]:
+def _quantities(work: Work, observed: Observed) -> Iterator[tuple[str, Callable[[Sample], Iterable[Tensor]]]]:
     """Every quantity with its values at the draws of a sample: latents, the log-likelihood, and those asked for."""
-    yield LATENT, lambda sample: [sample.z]
-    yield RECONSTRUCTION, lambda sample: [(sample.log_p - space.log_prior(sample.z)).unsqueeze(-1)]
+    yield LATENT, lambda sample: [observed.latents(sample.z)]
+    yield RECONSTRUCTION, lambda sample: [(sample.log_p - observed.log_prior(sample.z)).unsqueeze(-1)]
     for name, quantity in work.quantities.items():
-        yield name, partial(_values, space, quantity)
+        yield name, partial(_values, observed, quantity)
 
 
-def _values(space: Space, quantity: Quantity, sample: Sample) -> Iterable[Tensor]:
-    return space.values(quantity, sample.z)
+def _values(observed: Observed, quantity: Quantity, sample: Sample) -> Iterable[Tensor]:
+    return observed.values(quantity, sample.z)
 
 
 def _mean(sample: Sample, part: slice) -> Tensor:

@@ -22,15 +22,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vaerdict.auditing.observed import Observed
 from vaerdict.auditing.refined import Refined
-from vaerdict.auditing.space import Space
 from vaerdict.proposals import Mixture
 
 
-def upper_bound(space: Space, draws: Refined) -> Tensor:
+def upper_bound(observed: Observed, draws: Refined) -> Tensor:
     """Upper bound by draws resampled from the other half, averaged over both halves. Shapes: ``-> (m,)``."""
     sample, source = draws.sample, draws.source
-    share = _responsibilities(draws.mixture, sample.z, space)
+    share = _responsibilities(draws.mixture, sample.z, observed)
     half = torch.arange(len(source), device=source.device) % 2 == 0  # every component has an even number of draws
     bounds = []
     for posterior, proposal in ((half, ~half), (~half, half)):
@@ -40,22 +40,22 @@ def upper_bound(space: Space, draws: Refined) -> Tensor:
     return torch.where(sample.usable, torch.stack(bounds).mean(0), torch.nan)
 
 
-def exact_upper_bound(space: Space, draws: Refined, z: Tensor) -> tuple[Tensor, Tensor]:
+def exact_upper_bound(observed: Observed, draws: Refined, z: Tensor) -> tuple[Tensor, Tensor]:
     """Upper bound by a latent that was simulated with x, and the log-weight of that latent.
 
     Shapes: ``z (m, d) -> (m,), (m,)``.
     """
     latent = z.unsqueeze(0)
-    log_w = space.log_joint(latent).double() - draws.mixture.log_prob(latent, space.x).double()
-    share = _responsibilities(draws.mixture, latent, space)
+    log_w = observed.log_joint(latent).double() - draws.mixture.log_prob(latent, observed.x).double()
+    share = _responsibilities(draws.mixture, latent, observed)
     bound = _with_one_replaced(log_w, share, draws.sample.log_w, draws.source)[0]
     return torch.where(draws.sample.usable, bound, torch.nan), log_w[0]
 
 
-def _responsibilities(mixture: Mixture, z: Tensor, space: Space) -> Tensor:
+def _responsibilities(mixture: Mixture, z: Tensor, observed: Observed) -> Tensor:
     """Probability that a draw came from each component. Shapes: ``(n, m, d) -> (components, n, m)``."""
     log_share = torch.tensor(list(mixture.shares.values()), dtype=torch.float64, device=z.device).log()
-    return torch.softmax(mixture.component_log_prob(z, space.x).double() + log_share[:, None, None], 0)
+    return torch.softmax(mixture.component_log_prob(z, observed.x).double() + log_share[:, None, None], 0)
 
 
 def _with_one_replaced(log_w: Tensor, share: Tensor, others: Tensor, source: Tensor) -> Tensor:

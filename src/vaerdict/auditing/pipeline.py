@@ -15,26 +15,33 @@ from torch import Tensor
 
 from vaerdict.auditing import summary
 from vaerdict.auditing.blocks import Block, Work, escalated, examine
+from vaerdict.auditing.observed import latent_names, simulated, space_of
 from vaerdict.auditing.quantities import LATENT, RECONSTRUCTION, Quantity, as_quantities
 from vaerdict.auditing.refined import STEP
 from vaerdict.auditing.result import Audit
-from vaerdict.auditing.space import Space, simulated
 from vaerdict.auditing.verdict import verdict
 from vaerdict.core import (
+    Latent,
     Model,
+    Observations,
     Progress,
     Proposal,
     SettingError,
     ShapeError,
     check_count,
     check_dtype,
+    check_model,
     check_observations,
+    device_of,
     evaluating,
+    map_latent,
+    n_observations,
     silent,
 )
 from vaerdict.diagnostics import Verdict
 from vaerdict.engines import Engine, Threads, ordered_results, started
-from vaerdict.noise import seeded
+from vaerdict.noise import row_keys, seeded
+from vaerdict.proposals import as_proposal
 
 _LEAST_DRAWS = 80
 _MORE = 4  # times as many draws for observations that were not answered
@@ -47,8 +54,8 @@ _UNLABELLED = "(no label)"
 
 def audit(
     model: Model,
-    x: Any,
-    proposal: Proposal | None = None,
+    x: Observations,
+    proposal: Any = None,
     *,
     quantities: Mapping[str, Quantity | Callable[..., Tensor]] | None = None,
     groups: Sequence[Any] | None = None,
@@ -75,9 +82,9 @@ def audit(
     model
         Any object with ``log_joint(x, z)`` and ``prior``.
     x
-        Observations, ``(n_obs, p)``.
+        Observations: a tensor ``(n_obs, ...)``, or a tuple or mapping of tensors with one leading axis.
     proposal
-        The encoder; by default ``model.encoder``.
+        The encoder, or whatever `vaerdict.as_proposal` accepts; by default ``model.encoder``.
     quantities
         Functions ``f(z)`` or ``f(z, x)``, or `Quantity`, by name; by default those that the model offers (normalised
         expression, class probabilities, accessibility). Latents and the log-likelihood of the observation are always
@@ -124,19 +131,25 @@ def audit(
     >>> answer.verdict.name, len(answer.results["groups"])
     ('OK', 2)
     """
-    check_dtype(check_observations(x), model)
+    check_dtype(check_observations(x), check_model(model, x))
     if check_count(n, name="n") < _LEAST_DRAWS:
         raise SettingError(f"n={n} draws are too few to assess importance weights; use {_LEAST_DRAWS} or more.")
-    n_obs, n = len(x), STEP * math.ceil(n / STEP)
+    n_obs, n = n_observations(x), STEP * math.ceil(n / STEP)
     codes, labels = _codes(groups, n_obs)
     if names is not None and len(names) != n_obs:
         raise ShapeError(f"names= has {len(names)} entries for {n_obs} observations; give one each.")
-    encoder = _encoder(model, proposal)
-    work = Work(model, x, encoder, as_quantities(quantities, model), codes, len(labels), n // 2, n, seed)
-    size = _BLOCK.get(x.device.type, _BLOCK["cpu"]) if block is None else check_count(block, name="block")
-    run = _Run(work, size, engine or Threads(1 if x.is_cuda else None), progress)
+    encoder, device = _encoder(model, proposal), device_of(x)
+    compared = as_quantities(quantities, model)
+    size = _BLOCK.get(device.type, _BLOCK["cpu"]) if block is None else check_count(block, name="block")
     # encoders of scvi-tools draw from the global state, which threads cannot restore one by one
-    with started(engine), evaluating(model, encoder), torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with (
+        started(engine),
+        evaluating(model, encoder),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+    ):
+        space, keys = space_of(model, x), row_keys(x)
+        work = Work(space, x, encoder, keys, compared, codes, len(labels), n // 2, n, seed)
+        run = _Run(work, size, engine or Threads(1 if device.type == "cuda" else None), progress)
         with run.timed("examining"):
             run.over(torch.arange(n_obs), partial(examine, work), f"{noun} examined")
         with run.timed("more draws"):
@@ -144,7 +157,7 @@ def audit(
         with run.timed("searching"):
             search = run.search(n_searched, f"{noun} searched from the prior")
         with run.timed("simulating"):
-            pairs = run.simulate(n_pairs, "simulated pairs")
+            pairs = run.simulate(simulated(model, n_pairs, seed), "simulated pairs")
     settings = {"n": n, "n_neighbours": n_neighbours, "n_retried": n_retried, "n_searched": n_searched}
     results = {
         "experiment": "audit",
@@ -164,8 +177,7 @@ def audit(
 def _results(run: _Run, groups: Sequence[str], n_neighbours: int) -> dict[str, Any]:
     """Everything that is computed from the columns and sums of all observations."""
     work, columns = run.work, run.columns
-    space = Space.of(work.model, work.x, work.encoder, torch.zeros(1, dtype=torch.long))
-    latent = Quantity(lambda z: z, features=space.latent_names)
+    latent = Quantity(lambda z: z, features=latent_names(work.space))
     log_likelihood = Quantity(lambda z: z, "nats", features=["log-likelihood"])
     compared = {LATENT: latent, RECONSTRUCTION: log_likelihood, **work.quantities}
     quantities = [
@@ -250,15 +262,16 @@ class _Run:
         n_answered = int((self.columns["verdict"][unanswered] == Verdict.OK).sum())
         return {"n": len(rows), "n_missed": n_missed, "n_escalated": len(unanswered), "n_answered": n_answered}
 
-    def simulate(self, n: int, what: str) -> dict[str, Any] | None:
-        """Bounds on the evidence of simulated pairs; None where the model cannot simulate or the encoder is fixed."""
-        pairs = None if n < 1 or hasattr(self.work.encoder, "select") else simulated(self.work.model, n, self.work.seed)
-        if pairs is None:
+    def simulate(self, pairs: tuple[Observations, Latent] | None, what: str) -> dict[str, Any] | None:
+        """Bounds on the evidence of simulated pairs; None where there are none or the encoder is made for fixed x."""
+        if pairs is None or hasattr(self.work.encoder, "select"):
             return None
         x, z = pairs
-        work = replace(self.work, x=x, latents=z, quantities={}, group=torch.zeros(n, dtype=torch.long), n_groups=1)
+        latents = self.work.space.vector(map_latent(lambda t: t.unsqueeze(0), z))[0]
+        group = torch.zeros(len(latents), dtype=torch.long)
+        work = replace(self.work, x=x, keys=row_keys(x), latents=latents, quantities={}, group=group, n_groups=1)
         run = _Run(work, self.block, self.engine, self.progress)
-        run.over(torch.arange(n), partial(examine, work), what)
+        run.over(torch.arange(len(latents)), partial(examine, work), what)
         return summary.simulated_record(run.columns, work.n_encoder)
 
     def _unanswered(self) -> Tensor:
@@ -270,17 +283,11 @@ class _Run:
         return rows[order[:most]].sort().values
 
 
-def _encoder(model: Any, proposal: Proposal | None) -> Proposal:
+def _encoder(model: Any, proposal: Any) -> Proposal:
     encoder = getattr(model, "encoder", None) if proposal is None else proposal
     if encoder is None:
         raise SettingError(f"{type(model).__name__} has no attribute `encoder`; pass the encoder as proposal=.")
-    missing = [name for name in ("draw", "log_prob") if not hasattr(encoder, name)]
-    if missing:
-        raise SettingError(
-            f"the encoder, a {type(encoder).__name__}, has no method {' and no '.join(missing)}; a proposal has "
-            "draw(x, k, generator=...) -> Draws(z, log_q) and log_prob(z, x)."
-        )
-    return encoder
+    return as_proposal(encoder)
 
 
 def _codes(groups: Sequence[Any] | None, n: int) -> tuple[Tensor, list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vaerdict.core import SettingError, ShapeError
 
@@ -37,9 +37,8 @@ class Quantity:
     scale: float = 1.0
     features: Sequence[str] | None = field(default=None, repr=False)
 
-    def __call__(self, z: Tensor, x: Any) -> Tensor:
-        """The values, one row of outputs per particle and observation. Shapes: ``-> (K, m, outputs)``."""
-        values = self.f(z, x) if takes_observations(self.f) else self.f(z)
+    def checked(self, values: Tensor, z: Tensor) -> Tensor:
+        """The values of f at particles z in the unit, one row of outputs each. Shapes: ``-> (K, m, outputs)``."""
         if not isinstance(values, Tensor) or values.shape[:2] != z.shape[:2]:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"a quantity returned {shape}; it must begin with {tuple(z.shape[:2])}.")
@@ -50,15 +49,6 @@ class Quantity:
         if self.features is not None and len(self.features) != n:
             raise ShapeError(f"{len(self.features)} features are named, but the quantity has {n} outputs.")
         return [str(i + 1) for i in range(n)] if self.features is None else [str(name) for name in self.features]
-
-
-def takes_observations(f: Callable[..., Tensor]) -> bool:
-    """Whether a function takes the latent and the observations."""
-    try:
-        parameters = inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters.values()
-    except (TypeError, ValueError):  # a built-in function has no signature
-        return False
-    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) >= 2
 
 
 def default_quantities(model: Any, features: Sequence[str] | None = None) -> dict[str, Quantity]:
@@ -80,7 +70,7 @@ def default_quantities(model: Any, features: Sequence[str] | None = None) -> dic
 
 def _at(method: Callable[..., Tensor], z: Any, x: Any) -> Tensor:
     """A method of a model at its latents and observations, where it takes both."""
-    return method(z, x) if takes_observations(method) else method(z)
+    return method(z, x) if len(inspect.signature(method).parameters) > 1 else method(z)
 
 
 def as_quantities(given: Any, model: Any) -> dict[str, Quantity]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vaerdict import diagnostics
-from vaerdict.auditing.space import Space
+from vaerdict.auditing.observed import Observed
 from vaerdict.core import Proposal
 from vaerdict.distributions import Elliptical, Triangular
 from vaerdict.noise import Randomness
@@ -62,10 +62,10 @@ class Sample(NamedTuple):
         return torch.where(self.usable, value, torch.nan)
 
 
-def weigh(space: Space, q: Proposal, n: int, *, generator: Randomness) -> Sample:
+def weigh(observed: Observed, q: Proposal, n: int, *, generator: Randomness) -> Sample:
     """Draw n particles of q per observation and weight them; unusable weights do not raise."""
-    z, log_q = q.draw(space.x, n, generator=generator)
-    log_p = space.log_joint(z)
+    z, log_q = q.draw(observed.x, n, generator=generator)
+    log_p = observed.log_joint(z)
     log_w = log_p.double() - log_q.double()
     usable = log_w.amax(0).isfinite()  # a maximum propagates NaN
     log_w = torch.where(usable, log_w, 0.0)
@@ -83,31 +83,31 @@ class Refined(NamedTuple):
     source: Tensor
 
 
-def refined(space: Space, n: int, *, generator: Randomness) -> Refined:
+def refined(observed: Observed, n: int, *, generator: Randomness) -> Refined:
     """Draw n particles per observation from a mixture fitted to its posterior; as many more are spent on the fit.
 
     `n` is a multiple of `STEP`.
     """
-    start = space.start(generator)
-    local = refine(space.model, space.x, start, max_bytes=_BYTES.get(start.device.type)).distribution
+    start = observed.start(generator)
+    local = refine(observed.target, observed.x, start, max_bytes=_BYTES.get(start.device.type)).distribution
     components: dict[str, Proposal] = {
         "LOCAL": local,
         "WIDE": local.scaled(_WIDE),
-        "encoder": space.encoder,
-        "PRIOR": space.prior,
+        "encoder": observed.encoder,
+        "PRIOR": observed.target.prior,
     }
     q, used, pool = Mixture(components, _FIRST), list[Mixture](), list[Sample]()
     for _ in range(_ROUNDS):
         used.append(q)
-        pool.append(weigh(space, q, max(STEP, n // _ROUNDS), generator=generator))
-        q = Mixture({"MOMENTS": _moments(space, pool, used), **components}, _SHARES)
-    return Refined(weigh(space, q, n, generator=generator), start, q, q.source(n).to(start.device))
+        pool.append(weigh(observed, q, max(STEP, n // _ROUNDS), generator=generator))
+        q = Mixture({"MOMENTS": _moments(observed, pool, used), **components}, _SHARES)
+    return Refined(weigh(observed, q, n, generator=generator), start, q, q.source(n).to(start.device))
 
 
-def _moments(space: Space, pool: list[Sample], used: list[Mixture]) -> Elliptical:
+def _moments(observed: Observed, pool: list[Sample], used: list[Mixture]) -> Elliptical:
     """A Student-t with the mean and covariance of all draws so far, weighted by the mixture of their proposals."""
     z, log_p = (torch.cat([getattr(sample, name) for sample in pool]) for name in ("z", "log_p"))
-    log_q = torch.stack([q.log_prob(z, space.x).double() for q in used])
+    log_q = torch.stack([q.log_prob(z, observed.x).double() for q in used])
     log_w = log_p.double() - torch.logsumexp(log_q, 0)
     d, like, z = z.shape[-1], z, z.double()
     weight = torch.softmax(_flattened(log_w, min(_EFFECTIVE * d, len(z) / 3)), 0)

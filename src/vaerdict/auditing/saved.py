@@ -13,8 +13,8 @@ from vaerdict.auditing.result import Audit
 from vaerdict.core import Progress, check_count, silent
 from vaerdict.de.data import column, open_data
 from vaerdict.engines import Engine
-from vaerdict.models.adapters import from_scvi
-from vaerdict.models.saved import load_scvi
+from vaerdict.models.scvi import from_scvi
+from vaerdict.models.scvi.saved import load_scvi
 
 N_CELLS = 10_000
 """Cells that are audited at most by default."""

@@ -11,8 +11,8 @@ from vaerdict.inference.class_probabilities import (
 )
 from vaerdict.inference.posterior import Answer, Decision, Posterior, expect, posterior
 from vaerdict.inference.sampling import Escalation
+from vaerdict.inference.target import Target
 from vaerdict.inference.three_steps import ModelScore, ThreeStep
-from vaerdict.inference.unconstrained import Unconstrained, unconstrained
 
 __all__ = [
     "Answer",
@@ -22,8 +22,8 @@ __all__ = [
     "Escalation",
     "ModelScore",
     "Posterior",
+    "Target",
     "ThreeStep",
-    "Unconstrained",
     "amortised",
     "check",
     "class_posterior",
@@ -32,5 +32,4 @@ __all__ = [
     "plugin_classes",
     "posterior",
     "refined",
-    "unconstrained",
 ]

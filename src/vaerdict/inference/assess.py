@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,34 +18,42 @@ from vaerdict.core import (
     Estimate,
     Latent,
     Model,
+    Observations,
     Proposal,
     ShapeError,
     check_log_joint,
     check_log_weights,
+    device_of,
     evaluating,
     expand_trailing,
     log_mean_exp,
     log_normalise,
     map_latent,
+    n_observations,
+    parts_of,
     prepared,
     restricted,
+    rows_of,
 )
 from vaerdict.diagnostics import Verdict
-from vaerdict.noise import Randomness
+from vaerdict.noise import Randomness, draws_of, noise_of
 from vaerdict.proposals import check_latent
 
 _CHUNK = 2**24  # particles times features evaluated at a time, which bounds the memory of a likelihood
 _EVIDENCE_ERRORS = 2.0  # standard errors on either side before two estimates of the evidence differ
 _MARKOV = math.log(100)  # P(estimate > 100 x evidence) <= 1/100 for any distribution of the weights
 
-Query = Callable[[Latent], Tensor]
-"""A quantity of interest as a function of the latent. Shapes: ``(K, *batch, d) -> (K, *batch, *out)``."""
+Query = Callable[[Any, Tensor], Tensor]
+"""A quantity of interest as a function of latents and row numbers (see `Target`).
+
+Shapes: ``(K, m, d), (m, 1) -> (K, m, *out)``.
+"""
 
 
 # ----------------------------------------------------------------------------------------------------- weights
 @torch.no_grad()
 def importance_weights(
-    model: Model, x: Tensor, q: Proposal, n: int, *, strict: bool = True, generator: Randomness
+    model: Model, x: Observations, q: Proposal, n: int, *, strict: bool = True, generator: Randomness
 ) -> tuple[Latent, Tensor]:
     """Draw n particles of q per observation and compute their log-weights under the model.
 
@@ -59,25 +67,28 @@ def importance_weights(
     return z, check_log_weights(log_w) if strict else log_w
 
 
-def _in_chunks(model: Model, x: Tensor, q: Proposal, n: int, generator: Randomness) -> tuple[Latent, Tensor]:
-    size = max(1, _CHUNK // (n * x.shape[-1]))
-    if x.shape[0] <= size:
+def _in_chunks(model: Model, x: Observations, q: Proposal, n: int, generator: Randomness) -> tuple[Latent, Tensor]:
+    n_obs = n_observations(x)
+    width = getattr(model, "width", None) or sum(math.prod(part.shape[1:]) for part in parts_of(x))
+    size = max(1, _CHUNK // (n * width))
+    if n_obs <= size:
         return _draw_and_weight(model, x, q, n, generator)
     z: Latent = None
     log_w = torch.empty(0)
-    for rows in torch.arange(x.shape[0], device=x.device).split(size):
-        z_rows, log_w_rows = _draw_and_weight(model, x[rows], restricted(q, rows), n, generator)
+    for rows in torch.arange(n_obs, device=device_of(x)).split(size):
+        with noise_of(generator, rows) as noise:
+            z_rows, log_w_rows = _draw_and_weight(model, rows_of(x, rows), restricted(q, rows), n, noise)
         if z is None:
-            z = map_latent(lambda t: t.new_empty(n, x.shape[0], *t.shape[2:]), z_rows)
-            log_w = log_w_rows.new_empty(n, x.shape[0])
+            z = map_latent(lambda t: t.new_empty(n, n_obs, *t.shape[2:]), z_rows)
+            log_w = log_w_rows.new_empty(n, n_obs)
         for target, values in [(z, z_rows)] if isinstance(z, Tensor) else zip(z, z_rows, strict=True):
             target[:, rows] = values
         log_w[:, rows] = log_w_rows
     return z, log_w
 
 
-def _draw_and_weight(model: Model, x: Tensor, q: Proposal, n: int, generator: Randomness) -> tuple[Latent, Tensor]:
-    z, log_q = check_latent(q.draw(x, n, generator=generator), model.prior)
+def _draw_and_weight(model: Model, x: Observations, q: Proposal, n: int, noise: Randomness) -> tuple[Latent, Tensor]:
+    z, log_q = check_latent(draws_of(q, x, n, noise), model.prior)
     return z, check_log_joint(model.log_joint(prepared(model, x), z), log_q, z) - log_q
 
 
@@ -201,9 +212,9 @@ class Weighted(NamedTuple):
     source: Tensor
     replicate: Tensor | None = None
 
-    def values(self, query: Query | None) -> Tensor:
-        """The query at every particle, by default the latent in posterior standard deviations."""
-        return standardised(self.z, self.log_w) if query is None else evaluate(query, self.z, self.log_w)
+    def values(self, query: Query | None, x: Tensor) -> Tensor:
+        """The query at every particle and its observation, by default the latent in posterior standard deviations."""
+        return standardised(self.z, self.log_w) if query is None else checked_values(query(self.z, x), self.log_w)
 
     def assess(self, values: Tensor, smooth: bool) -> Assessment:
         """The assessment of a query with these values."""
@@ -223,12 +234,11 @@ class Weighted(NamedTuple):
         return Weighted(*(None if a is None or b is None else torch.cat([a, b]) for a, b in pairs))  # type: ignore[arg-type]
 
 
-def evaluate(query: Query, z: Latent, log_w: Tensor) -> Tensor:
-    """The query at every particle; raises where its shape does not begin with that of the log-weights.
+def checked_values(values: Tensor, log_w: Tensor) -> Tensor:
+    """Values of a query at every particle; raises where their shape does not begin with that of the log-weights.
 
     Where a weight is zero in float64 a value that is not finite is replaced by zero: draws in a far tail may overflow.
     """
-    values = query(z)
     if not isinstance(values, Tensor) or values.shape[: log_w.dim()] != log_w.shape:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ShapeError(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,22 +20,28 @@ from scipy import stats
 from torch import Tensor
 
 from vaerdict.core import (
+    Latent,
     Model,
+    Observations,
     Progress,
-    Proposal,
     SettingError,
     ShapeError,
     check_count,
     check_dtype,
+    check_model,
     check_observations,
     evaluating,
+    map_latent,
+    n_observations,
     silent,
 )
 from vaerdict.diagnostics import Verdict
-from vaerdict.inference.assess import Query, evaluate
+from vaerdict.inference.assess import checked_values
+from vaerdict.inference.blocks import named_proposals, noise_for
 from vaerdict.inference.escalation import escalate
 from vaerdict.inference.sampling import Escalation
-from vaerdict.noise import seeded
+from vaerdict.inference.target import UserQuery, with_observations
+from vaerdict.noise import fresh_seed, seeded
 from vaerdict.proposals import Prior
 
 UNCOVERED = math.log(100)
@@ -49,7 +56,7 @@ MIN_P = 0.001
 _UNDECIDED = 0.1  # upper limit of the uncovered share above which the pairs show too little
 _ROUNDING = 1e-6  # relative to the query, the least standard error
 
-SampleX = Callable[[Tensor, torch.Generator], Tensor]
+SampleX = Callable[[Latent, torch.Generator], Observations]
 """Draws one observation given each latent. Shapes: ``z (n, d), generator -> x (n, p)``."""
 
 
@@ -65,8 +72,8 @@ class CheckReport:
     Shapes: ``x (n, p)``, ``z (n, d)``, ``p_mean`` and ``p_slope (*out)``.
     """
 
-    x: Tensor
-    z: Tensor
+    x: Observations
+    z: Latent
     record: Escalation
     p_mean: Tensor
     p_slope: Tensor
@@ -122,8 +129,8 @@ class CheckReport:
 
 def check(
     model: Model,
-    query: Query,
-    proposals: Proposal | Mapping[str, Proposal] | None = None,
+    query: UserQuery,
+    proposals: Any = None,
     n: int = 1000,
     *,
     n_pairs: int = 100,
@@ -131,7 +138,7 @@ def check(
     tolerance: float = 0.02,
     rtol: float = 0.0,
     budget: int | None = None,
-    generator: torch.Generator | None = None,
+    seed: int | None = None,
     progress: Progress = silent,
 ) -> CheckReport:
     """Whether answers with the verdict OK are right for a model, by pairs (x, z) that are simulated from it.
@@ -145,7 +152,8 @@ def check(
     model
         Any object with ``log_joint(x, z)`` and ``prior``.
     query
-        The quantity of interest, ``(K, m, d) -> (K, m, *out)`` for any subset of m observations.
+        The quantity of interest, ``f(z)`` or ``f(z, x)``, ``(K, m, d) -> (K, m, *out)`` for any subset of m
+        observations.
     proposals
         One proposal, or several by name, which must serve any x: encoders, not proposals made for fixed observations.
     n
@@ -157,8 +165,8 @@ def check(
         By default pairs are from ``model.simulate(n_pairs, generator=generator)``, which returns ``(x, z)``.
     tolerance, rtol, budget
         As for `vaerdict.expect`.
-    generator
-        Source of randomness, by default ``vaerdict.seeded(0)``.
+    seed
+        A whole number, with which the check repeats; by default every call differs.
     progress
         Called after each stage of escalation.
 
@@ -171,26 +179,29 @@ def check(
     --------
     >>> import torch, vaerdict as vd
     >>> model = vd.models.PPCA(torch.eye(3, 1), noise_scale=1.0)
-    >>> report = vd.check(model, lambda z: (z[..., 0] > 0).double(), n=500, n_pairs=50, tolerance=0.05)
+    >>> report = vd.check(model, lambda z: (z[..., 0] > 0).double(), n=500, n_pairs=50, tolerance=0.05, seed=0)
     >>> report.verdict.name, int(report.uncovered.sum())
     ('OK', 0)
     """
-    like = _parameter(model)
-    generator = seeded(0, like.device) if generator is None else generator
+    like = _parameter(check_model(model))
+    seed = fresh_seed() if seed is None else seed
     begin = time.perf_counter()
     with evaluating(model):
-        x, z = _simulated(model, sample_x, check_count(n_pairs, name="n_pairs"), like, generator)
-        truth = evaluate(query, z.unsqueeze(0), z.new_zeros(1, len(z)))[0].detach().double().cpu()
+        x, z = _simulated(model, sample_x, check_count(n_pairs, name="n_pairs"), like, seeded(seed, like.device))
+        latents = map_latent(lambda t: t.unsqueeze(0), z)
+        values = with_observations(query)(latents, x)
+        truth = checked_values(values, values.new_zeros(1, n_observations(x), dtype=torch.double))[0]
+        truth = truth.detach().double().cpu()
         record, _ = escalate(
             model,
             x,
-            proposals,
+            named_proposals(proposals),
             n,
             query=query,
             tolerance=tolerance,
             rtol=rtol,
             budget=budget,
-            generator=generator,
+            generator=noise_for(seed, x),
             keep=False,
             latent=z,
             progress=progress,
@@ -208,10 +219,11 @@ def _parameter(model: Model) -> Tensor:
 @torch.no_grad()
 def _simulated(
     model: Model, sample_x: SampleX | None, n: int, like: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Observations, Latent]:
     """Pairs from the model. Shapes: ``-> x (n, p), z (n, d)``."""
     if sample_x is not None:
-        z = Prior(model.prior).draw(like.new_zeros(n, 1), 1, generator=generator).z[0]
+        z = Prior(model.prior).draw(like.new_zeros(n, 1), 1, generator=generator).z
+        z = map_latent(lambda t: t[0], z)
         x = sample_x(z, generator)
     elif hasattr(model, "simulate"):
         x, z = model.simulate(n, generator=generator)  # pyright: ignore[reportAttributeAccessIssue]
@@ -221,9 +233,10 @@ def _simulated(
             "function (z, generator) -> x that draws an observation given each latent."
         )
     check_dtype(check_observations(x), model)
-    if len(x) != n or len(z) != n:
+    n_z = len(z if isinstance(z, Tensor) else z[0])
+    if n_observations(x) != n or n_z != n:
         raise ShapeError(
-            f"{n} pairs were asked for, but x has {len(x)} rows and z has {len(z)}; one per pair is needed."
+            f"{n} pairs were asked for, but x has {n_observations(x)} rows and z has {n_z}; one per pair is needed."
         )
     return x, z
 

@@ -29,25 +29,39 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import (
+    Latent,
     Model,
+    Observations,
     Progress,
     Proposal,
     SettingError,
-    ShapeError,
     check_count,
     evaluating,
     log_normalise,
+    map_latent,
     restricted,
     silent,
 )
+from vaerdict.diagnostics import Verdict
 from vaerdict.inference.adaptation import Population, fit_kernels
-from vaerdict.inference.assess import Query, Weighted, importance_weights
-from vaerdict.inference.sampling import ADAPTED, REFINED, SMC, STAGES, TILTED, Escalation, Group, Sampling, Tolerance
-from vaerdict.inference.search import ModeSearch
-from vaerdict.inference.unconstrained import unconstrained
-from vaerdict.noise import Randomness, seeded
-from vaerdict.proposals import Kernels, Mixture, Prior, check_latent
-from vaerdict.refinement import location
+from vaerdict.inference.assess import Weighted, checked_values, importance_weights
+from vaerdict.inference.sampling import (
+    ADAPTED,
+    EXACT,
+    REFINED,
+    SMC,
+    STAGES,
+    TILTED,
+    Escalation,
+    Group,
+    Sampling,
+    Tolerance,
+)
+from vaerdict.inference.search import ModeSearch, Scope
+from vaerdict.inference.target import Target, TargetProposal, UserQuery
+from vaerdict.models import Enumerated
+from vaerdict.noise import Randomness, Source, as_source, seeded, side_stream, source_at
+from vaerdict.proposals import Kernels, Mixture, Prior
 from vaerdict.samplers import gathered, smc, systematic
 
 _MIN_DRAWS = 64
@@ -62,25 +76,25 @@ _LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n:
 
 def escalate(
     model: Model,
-    x: Tensor,
-    proposals: Proposal | Mapping[str, Proposal] | None,
+    x: Observations,
+    proposals: Mapping[str, Proposal],
     n: int,
     *,
-    query: Query | None,
+    query: UserQuery | None,
     tolerance: float,
     rtol: float,
     budget: int | None,
     generator: Randomness,
     smooth: bool = True,
     keep: bool = True,
-    latent: Tensor | None = None,
+    latent: Latent | None = None,
     progress: Progress = silent,
 ) -> tuple[Escalation, list[Group]]:
     """Apply the stages to every observation until its answer is good enough.
 
     Most parameters are those of `vaerdict.posterior`. The query is evaluated at the remaining observations only, so it
-    must be a function of the latent and not of the observation's position. `latent` ``(n_obs, d)`` are latents whose
-    weights are recorded.
+    must be a function of latent and observation, and not of the observation's position. `latent` ``(n_obs, d)`` are
+    latents whose weights are recorded.
 
     Returns
     -------
@@ -98,26 +112,24 @@ def escalate(
         raise SettingError(
             f"budget={budget} evaluations per observation do not cover n={n} draws; raise it, or lower n."
         )
-    named = {} if proposals is None else dict(proposals) if isinstance(proposals, Mapping) else {"q": proposals}
-    with evaluating(model, named):  # the query may use modules of the model
-        _check_latents(model, x, named)
-        space = unconstrained(model)
-        if space is not None:
-            named = {name: space.proposal(q) for name, q in named.items()}
-            query = None if query is None else space.query(query)
-            latent = None if latent is None else space.unconstrain(latent)
+    with evaluating(model, proposals):  # the query may use modules of the model
+        target = Target.of(model, x)
+        if not target.d:
+            return _summed(target, query), []
+        wrapped = {name: target.proposal(q) for name, q in proposals.items()}
+        _check_latents(target, wrapped)
         state = _Stages(
-            space or model,
-            x,
-            named,
-            generator,
+            target,
+            target.index,
+            wrapped,
+            as_source(generator),
             n=n,
-            query=query,
+            query=None if query is None else target.query(query),
             tolerance=Tolerance(tolerance, rtol),
             budget=budget,
             smooth=smooth,
             keep=keep,
-            latent=latent,
+            latent=None if latent is None else target.space.vector(map_latent(lambda t: t.unsqueeze(0), latent))[0],
         )
         for number, (name, run) in enumerate(state.stages.items(), 1):
             rows = state.rows_for(name)
@@ -125,8 +137,7 @@ def escalate(
                 run(rows)
             progress(number, len(STAGES), f"{name}: {len(rows)} observations")
         record, groups = state.finish()
-        if space is not None:
-            groups = [Group(rows, draws._replace(z=space.constrain(draws.z))) for rows, draws in groups]
+        groups = [Group(rows, draws._replace(z=target.space.latent(draws.z))) for rows, draws in groups]
     return record, groups
 
 
@@ -134,15 +145,15 @@ class _Stages(Sampling):
     """The stages of escalation: which proposals each of them samples from."""
 
     def __init__(
-        self, model: Model, x: Tensor, proposals: Mapping[str, Proposal], generator: Randomness, **settings: Any
+        self, model: Target, x: Tensor, proposals: Mapping[str, TargetProposal], source: Source, **settings: Any
     ) -> None:
-        self.model, self.x, self.generator = model, x, generator
+        self.model, self.x, self.source = model, x, source
         self.proposals = {name: q for name, q in proposals.items() if name != "PRIOR"}  # stages add the prior
-        self.search = ModeSearch(model, x, self._start(), generator=generator)
+        self.search = ModeSearch(model, x, self._start(), source=source)
         super().__init__(
             model,
             x,
-            generator=generator,
+            source=source,
             scope=self.search.scope,
             cost=self.search.cost,
             d=self.search.kernels.loc.shape[-1],
@@ -212,7 +223,7 @@ class _Stages(Sampling):
         q = Mixture({f"x{s}": local.scaled(s, _KERNEL_DF) for s in _EXPLORED_SCALES})
         draws = self.draw(rows, q, self.n)
         for _ in range(_TILT_ROUNDS):
-            log_tilt = self._tilt_weights(draws)
+            log_tilt = self._tilt_weights(draws, rows)
             found = log_tilt.amax(0).isfinite().nonzero().flatten()
             rows, draws, log_tilt = rows[found.cpu()], draws.select(found), log_tilt[:, found]
             if not len(rows):
@@ -235,7 +246,7 @@ class _Stages(Sampling):
             n_islands=_ISLANDS,
             keep=_TEMPERATURES,
             strict=False,
-            generator=self.generator,
+            generator=side_stream(source_at(self.source, rows), 1),
         )
         self.record.cost[rows] += result.n_gradients.cpu()
         reached = result.log_w.amax(0).isfinite()
@@ -246,7 +257,7 @@ class _Stages(Sampling):
         self.smc_evidence[rows] = result.log_evidence[reached].double().cpu()
         self.smc_error[rows] = result.standard_error[reached].double().cpu()
         particles = Weighted(z, log_w, torch.zeros(len(z), dtype=torch.long), None)
-        populations = [Population(z, log_w, 96, 0.5), Population(z, self._query_weights(particles), 32, 0.2)]
+        populations = [Population(z, log_w, 96, 0.5), Population(z, self._query_weights(particles, rows), 32, 0.2)]
         populations += [Population(t[:, reached], torch.zeros_like(log_w), 32, 0.15) for t in result.tempered]
         self._refit(SMC, rows, self._kernel_mixture(rows, populations))
 
@@ -262,7 +273,7 @@ class _Stages(Sampling):
                 Population(draws.z, draws.log_w, 128, 0.5),
                 Population(draws.z, 0.5 * draws.log_w, 48, 0.2),
                 Population(draws.z, 0.2 * draws.log_w, 32, 0.1),
-                Population(draws.z, self._query_weights(draws), 48, 0.2),
+                Population(draws.z, self._query_weights(draws, rows), 48, 0.2),
             ]
             q = self._kernel_mixture(rows, populations)
         self.sample(stage, rows, q)
@@ -273,9 +284,9 @@ class _Stages(Sampling):
             rows, {"KERNELS": kernels, "BROAD": kernels.scaled(_BROAD, _WIDE_DF)}, {"KERNELS": 0.6, "BROAD": 0.15}
         )
 
-    def _query_weights(self, draws: Weighted) -> Tensor:
+    def _query_weights(self, draws: Weighted, rows: Tensor) -> Tensor:
         """`_tilt_weights`, or the weights themselves where the query is the same at all draws."""
-        log_tilt = self._tilt_weights(draws)
+        log_tilt = self._tilt_weights(draws, rows)
         return torch.where(log_tilt.isneginf().all(0), draws.log_w.double(), log_tilt)
 
     # --------------------------------------------------------------------------------------------- proposals
@@ -302,9 +313,9 @@ class _Stages(Sampling):
             components |= kernels
         return Mixture(components, shares)
 
-    def _tilt_weights(self, draws: Weighted) -> Tensor:
+    def _tilt_weights(self, draws: Weighted, rows: Tensor) -> Tensor:
         """Log-weights times the distance of the query from its mean, in units of its mean distance per output."""
-        values = draws.values(self.query).double().reshape(*draws.log_w.shape, -1)
+        values = draws.values(self.query, self.x[rows]).double().reshape(*draws.log_w.shape, -1)
         log_w = torch.nan_to_num(draws.log_w.double(), nan=-torch.inf)
         weight = log_normalise(log_w).exp().unsqueeze(-1)
         distance = (values - (weight * values).sum(0)).abs()
@@ -317,21 +328,45 @@ class _Stages(Sampling):
 
     def _start(self) -> Tensor:
         """Where one more search starts: the location of the first proposal, or the mean of draws from the prior."""
-        mean = Prior(self.model.prior).draw(self.x, 64, generator=self.generator).z.mean(0)
+        mean = Prior(self.model.prior).draw(self.x, 64, generator=self.source).z.mean(0)
         if not self.proposals:
             return mean
-        start = location(next(iter(self.proposals.values())), self.x, self.generator)
+        start = next(iter(self.proposals.values())).location(self.x, self.source)
         return torch.where(start.isfinite().all(-1, keepdim=True), start, mean)
 
 
-def _check_latents(model: Model, x: Tensor, proposals: Mapping[str, Proposal]) -> None:
-    """Raise where latents are not one tensor, which refinement and SMC need, or proposals and model differ in size."""
-    z, _ = importance_weights(model, x[:1], Prior(model.prior), 2, strict=False, generator=seeded(0, x.device))
-    if not isinstance(z, Tensor):
-        raise ShapeError(
-            f"the model's latents are a {type(z).__name__}; escalation needs one tensor (K, n_obs, d). Concatenate "
-            "them in the model, or call `posterior` without a tolerance."
+def _summed(target: Target, query: UserQuery | None) -> Escalation:
+    """The exact answer for a model whose latents are all discrete."""
+    model = target.space.model
+    assert isinstance(model, Enumerated)
+    if query is None:
+        raise SettingError(
+            "all latents of the model are discrete, and their posterior is a sum over states: ask for an expectation, "
+            "expect(model, x, f)."
         )
+    n, states = len(target.index), model.n_states
+    nothing = torch.zeros(n, dtype=torch.float64)
+    value = target.space.evaluate(query, nothing.new_zeros(1, n, 0).to(target.index.device), target.x)
+    value = checked_values(value, torch.zeros(1, n, device=value.device))[0].double().cpu()
+    return Escalation(
+        stage=[EXACT] * n,
+        reason=[f"{EXACT}: summed over all {states} states"] * n,
+        verdict=torch.where(value.reshape(n, -1).isfinite().all(-1), Verdict.OK, Verdict.REFUSE),
+        cost=nothing + states,
+        value=value,
+        mcse=torch.zeros_like(value),
+        khat=torch.full_like(nothing, torch.nan),
+        ess=torch.full_like(nothing, torch.inf),
+        inside=torch.full_like(nothing, torch.inf),
+        draws=nothing.long() + states,
+        scope=Scope(*(nothing.long() if i < 2 else nothing.clone() for i in range(5))),
+        latent_log_w=torch.full_like(nothing, torch.nan),
+    )
+
+
+def _check_latents(target: Target, proposals: Mapping[str, TargetProposal]) -> None:
+    """Raise where the model gives no weights of the right shape, or a proposal draws latents of another size."""
+    first, generator = target.index[:1], seeded(0, target.index.device)
+    importance_weights(target, first, Prior(target.prior), 2, strict=False, generator=generator)
     for q in proposals.values():
-        first = restricted(q, torch.zeros(1, dtype=torch.long, device=x.device))
-        check_latent(first.draw(x[:1], 2, generator=seeded(0, x.device)), model.prior)
+        q.select(torch.zeros(1, dtype=torch.long, device=first.device)).draw(first, 2, generator=generator)

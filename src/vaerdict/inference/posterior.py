@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,13 +15,17 @@ from vaerdict.core import (
     Estimate,
     Latent,
     Model,
+    Observations,
     Progress,
     Proposal,
     SettingError,
     ShapeError,
     check_count,
     check_dtype,
+    check_model,
     check_observations,
+    device_of,
+    evaluating,
     expand_trailing,
     log_mean_exp,
     map_latent,
@@ -30,12 +33,16 @@ from vaerdict.core import (
 )
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
-from vaerdict.inference.assess import Assessment, Query, assess, evaluate, importance_weights
-from vaerdict.inference.escalation import escalate
+from vaerdict.engines import Engine
+from vaerdict.inference.assess import Assessment, assess, checked_values, importance_weights
+from vaerdict.inference.blocks import BLOCK, Settings, answered, named_proposals, noise_for
 from vaerdict.inference.sampling import Escalation, Group
 from vaerdict.inference.search import Scope
-from vaerdict.noise import Randomness, seeded
-from vaerdict.proposals import Mixture, Prior
+from vaerdict.inference.target import Space, Target, UserQuery, with_observations
+from vaerdict.models import Enumerated
+from vaerdict.noise import Randomness, as_source, seeded
+from vaerdict.priors import JointPrior, Prior
+from vaerdict.proposals import Mixture
 from vaerdict.samplers import gathered, systematic
 
 _CONFIRMED_ERRORS = 4.0  # errors of their difference by which two independent answers may differ
@@ -83,6 +90,8 @@ class Posterior:
     record: Escalation | None = field(default=None, repr=False)
     layouts: tuple[Layout, ...] = field(default=(), repr=False)
     probes: Latent = field(default=None, repr=False)
+    space: Space | None = field(default=None, repr=False)
+    x: Observations = field(default=None, repr=False)
 
     @cached_property
     def _psis(self) -> tuple[Tensor, Tensor]:
@@ -125,27 +134,27 @@ class Posterior:
         n = self.record.draws.to(self.log_w.device).clamp_min(1)
         return (self.log_w.double().logsumexp(0) - n.log()).masked_fill(self.failed, -torch.inf)
 
-    def expect(self, f: Query) -> Estimate:
-        """Posterior expectation of f, by (multiple) importance sampling with Pareto-smoothed weights.
+    def expect(self, f: UserQuery) -> Estimate:
+        """Posterior expectation of ``f(z)`` or ``f(z, x)``, by importance sampling with Pareto-smoothed weights.
 
         NaN for observations that `failed`. Shapes: ``f: (K, *batch, d) -> (K, *batch, *out)``; the estimate is
         ``(*batch, *out)``.
         """
         return self.assess(f).estimate
 
-    def verdict_on(self, f: Query) -> Tensor:
+    def verdict_on(self, f: UserQuery) -> Tensor:
         """`Verdict` on the expectation of f: that of the weights, or worse where f makes their tail heavier.
 
         Shapes: ``-> (*batch)``.
         """
         return torch.maximum(self.verdict, self.assess(f).verdict)
 
-    def assess(self, f: Query) -> Assessment:
+    def assess(self, f: UserQuery) -> Assessment:
         """The expectation of f with everything that is known about its error. Shapes: ``(*batch)`` first."""
         values = self._values(f)
         if self.record is None:
             source = self.source if len(self.names) > 1 else None
-            probes = None if self.probes is None else f(self.probes)
+            probes = None if self.probes is None else self._evaluated(f, self.probes)
             return assess(values, self.log_w, source=source, probes=probes, smooth=self.smooth)
         answer: Assessment | None = None
         for rows, n, source, replicate in self.layouts:
@@ -158,21 +167,25 @@ class Posterior:
             return assess(values, torch.zeros_like(self.log_w)).refused(self.log_w.shape[1])
         return answer
 
-    def _values(self, f: Query) -> Tensor:
+    def _values(self, f: UserQuery) -> Tensor:
         """F at every particle, zero for observations that failed. Shapes: ``-> (K, *batch, *out)``."""
         if not self.failed.any():
-            return evaluate(f, self.z, self.log_w)
-        return self._zeroed(evaluate(f, map_latent(self._zeroed, self.z), self.log_w))
+            return checked_values(self._evaluated(f, self.z), self.log_w)
+        values = self._evaluated(f, map_latent(self._zeroed, self.z))
+        return self._zeroed(checked_values(values, self.log_w))
+
+    def _evaluated(self, f: UserQuery, z: Latent) -> Tensor:
+        return f(z) if self.space is None else self.space.evaluate(f, z, self.x)
 
     def _zeroed(self, t: Tensor) -> Tensor:
         """Zero in place of the NaN of observations that failed, which f might not accept."""
         return t.masked_fill(expand_trailing(self.failed, t[0]), 0)
 
-    def decide(self, loss: Query | Tensor, state: Query | None = None) -> Decision:
+    def decide(self, loss: UserQuery | Tensor, state: UserQuery | None = None) -> Decision:
         """The action of least posterior expected loss.
 
-        `loss` is a function of the latent with one column per action, ``(K, *batch, d) -> (K, *batch, actions)``, or a
-        matrix ``(actions, states)`` together with `state`, the probability of each state given the latent.
+        `loss` is a function of the latent (and the observation) with one column per action, ``(K, *batch, d) ->
+        (K, *batch, actions)``, or a matrix ``(actions, states)`` together with `state`, the probability of each state.
 
         A state that few draws have reached may be costly. Where the loss of an action is the same at most draws, its
         error therefore includes what the largest loss seen elsewhere, at draws of any weight or of the prior, would add
@@ -236,17 +249,19 @@ def _array(tensor: Tensor) -> Any:
 
 def posterior(
     model: Model,
-    x: Tensor,
-    proposals: Proposal | Mapping[str, Proposal],
+    x: Observations,
+    proposals: Any,
     n: int = 1000,
     *,
     shares: Mapping[str, float] | None = None,
     tolerance: float | None = None,
     rtol: float = 0.0,
-    query: Query | None = None,
+    query: UserQuery | None = None,
     budget: int | None = None,
-    generator: Randomness | None = None,
+    seed: int | Randomness | None = None,
     smooth: bool = True,
+    block: int = BLOCK,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Posterior:
     """Weighted particles of a model's posterior.
@@ -256,9 +271,10 @@ def posterior(
     model
         Any object with ``log_joint(x, z)`` and ``prior``.
     x
-        Observations, ``(n_obs, p)``.
+        Observations: a tensor ``(n_obs, ...)``, or a tuple or mapping of tensors with one leading axis.
     proposals
-        One proposal, or several by name, which are combined by multiple importance sampling.
+        One proposal, or several by name, which are combined by multiple importance sampling. Whatever
+        `vaerdict.as_proposal` accepts is a proposal.
     n
         Number of particles per observation; with a tolerance up to 16 times as many where they are needed.
     shares
@@ -269,16 +285,22 @@ def posterior(
         weights are reliable. The error of an answer with the verdict OK is then within the tolerance in about 95 % of
         cases. ``Posterior.record`` holds the stage that answered, its cost and the reason per observation.
     query
-        The quantity of interest, ``(K, m, d) -> (K, m, *out)`` for any subset of m observations; by default the latent
-        in posterior standard deviations. Only with `tolerance`.
+        The quantity of interest, ``f(z)`` or ``f(z, x)``, ``(K, m, d) -> (K, m, *out)`` for any subset of m
+        observations; by default the latent in posterior standard deviations. Only with `tolerance`.
     budget
         Largest number of model evaluations per observation. Only with `tolerance`.
-    generator
-        Source of randomness, by default ``vaerdict.seeded(0)``.
+    seed
+        A whole number, with which results repeat and do not depend on which observations are asked together. By default
+        every call differs. A ``torch.Generator`` or `vaerdict.Sobol` is used as a source of randomness.
     smooth
         Whether expectations use Pareto-smoothed weights.
+    block
+        Number of observations that are escalated at a time.
+    engine
+        Where blocks are escalated: ``vaerdict.engines.Threads()``, ``Local()`` (processes) or ``Ray()``. By default one
+        after the other, in this thread.
     progress
-        Called after each stage of escalation.
+        Called after each stage of escalation, or after each block if there are several.
 
     Returns
     -------
@@ -290,57 +312,69 @@ def posterior(
     >>> import torch, vaerdict as vd
     >>> model = vd.models.PPCA(torch.eye(3, 1), noise_scale=1.0)
     >>> x = torch.tensor([[1.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
-    >>> answer = vd.posterior(model, x, {"exact": model.posterior(x), "PRIOR": vd.Prior(model.prior)}, n=500)
+    >>> answer = vd.posterior(model, x, {"exact": model.posterior(x), "PRIOR": vd.Prior(model.prior)}, n=500, seed=0)
     >>> answer.z.shape, answer.expect(lambda z: z).value.shape
     (torch.Size([500, 2, 1]), torch.Size([2, 1]))
     >>> vd.Verdict.names(answer.verdict)
     ['OK', 'OK']
     """
-    check_dtype(check_observations(x), model)
+    check_dtype(check_observations(x), check_model(model, x))
     n = check_count(n, name="n")
-    generator = seeded(0, x.device) if generator is None else generator
     if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
         raise SettingError("shares= needs a mapping of several proposals and no tolerance=; leave it out.")
     if tolerance is not None:
-        record, groups = escalate(
-            model,
-            x,
-            proposals,
-            n,
-            query=query,
-            tolerance=tolerance,
-            rtol=rtol,
-            budget=budget,
-            generator=generator,
-            smooth=smooth,
-            progress=progress,
+        settings = Settings(n, query, tolerance, rtol, budget, smooth, keep=True)
+        record, groups = answered(
+            model, x, proposals, settings, seed=seed, block=block, engine=engine, progress=progress
         )
-        return _escalated(x, record, groups, smooth, math.prod(model.prior.event_shape))
+        return _escalated(Target.of(model, x), record, groups, smooth)
     if query is not None or budget is not None or rtol:
         raise SettingError("query=, rtol= and budget= belong to escalation; give a tolerance= too.")
-    q = Mixture(proposals, shares) if isinstance(proposals, Mapping) else proposals
-    z, log_w = importance_weights(model, x, q, n, generator=generator)
-    probes = Prior(model.prior).draw(x, _PROBES, generator=seeded(0, x.device)).z
+    space = Space.without_vectors(model, x)
+    if isinstance(space.model, Enumerated) and not space.model.continuous:
+        raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
+    named = {name: _at_rows(q, space.model) for name, q in named_proposals(proposals).items()}
+    q = Mixture(named, shares) if isinstance(proposals, Mapping) else named["q"]
+    with evaluating(model, named):
+        z, log_w = importance_weights(space.model, x, q, n, generator=noise_for(seed, x))
+        probes = Prior(space.model.prior).sample(x, _PROBES, log_w.shape[1:], as_source(seeded(0, log_w.device)))
     source, names = torch.zeros(n, dtype=torch.long), ("q",)
     if isinstance(q, Mixture):
         source, names = q.source(n), tuple(q.components)
     same_kind = type(probes) is type(z)  # a prior may be of one tensor, where the latent is a tuple of its parts
-    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes if same_kind else None)
+    probes = probes if same_kind else None
+    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes, space=space, x=x)
 
 
-def _escalated(x: Tensor, record: Escalation, groups: list[Group], smooth: bool, d: int) -> Posterior:
+def _escalated(target: Target, record: Escalation, groups: list[Group], smooth: bool) -> Posterior:
     """The draws of all observations in one tensor; where there are fewer than K, the rest have no weight."""
-    like = groups[0].draws.z if groups else x
-    k = int(record.draws.max().clamp_min(1))
-    z, log_w = like.new_full((k, len(x), d), torch.nan), like.new_zeros(k, len(x))
-    layouts = []
+    n_obs, k = len(target.index), int(record.draws.max().clamp_min(1))
+    like = groups[0].draws.log_w if groups else torch.empty(0, device=target.index.device)
+    u, log_w = like.new_full((k, n_obs, target.d), torch.nan), like.new_zeros(k, n_obs)
+    z, layouts = target.space.unchecked(u), []
     for rows, draws in groups:
-        index, n = rows.to(z.device), len(draws.z)
-        z[:n, index], log_w[:n, index] = draws.z, draws.log_w
-        z[n:, index], log_w[n:, index] = draws.z[:1], -torch.inf
+        index, n = rows.to(log_w.device), len(draws.log_w)
+        for whole, part in zip(_tensors(z), _tensors(draws.z), strict=True):
+            whole[:n, index], whole[n:, index] = part, part[:1]
+        log_w[:n, index], log_w[n:, index] = draws.log_w, -torch.inf
         layouts.append(Layout(index, n, draws.source, draws.replicate))
-    source = torch.zeros(k, dtype=torch.long, device=z.device)
-    return Posterior(z, log_w, source, smooth=smooth, record=record, layouts=tuple(layouts))
+    source = torch.zeros(k, dtype=torch.long, device=log_w.device)
+    return Posterior(
+        z, log_w, source, smooth=smooth, record=record, layouts=tuple(layouts), space=target.space, x=target.x
+    )
+
+
+def _at_rows(q: Proposal, model: Model) -> Proposal:
+    """A prior as that of the continuous latents, for observations of any shape; other proposals are unchanged."""
+    if not isinstance(q, Prior):
+        return q
+    return Prior(
+        model.prior if isinstance(model, Enumerated) and isinstance(q.prior, JointPrior) else q.prior, rows=True
+    )
+
+
+def _tensors(z: Latent) -> tuple[Tensor, ...]:
+    return (z,) if isinstance(z, Tensor) else tuple(z)
 
 
 class Answer(NamedTuple):
@@ -368,16 +402,18 @@ class Answer(NamedTuple):
 
 def expect(
     model: Model,
-    x: Tensor,
-    f: Query,
-    proposals: Proposal | Mapping[str, Proposal] | None = None,
+    x: Observations,
+    f: UserQuery,
+    proposals: Any = None,
     n: int = 1000,
     *,
     tolerance: float = 0.02,
     rtol: float = 0.0,
     confirm: bool = False,
     budget: int | None = None,
-    generator: Randomness | None = None,
+    seed: int | Randomness | None = None,
+    block: int = BLOCK,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Answer:
     """Posterior expectation E[f(z) | x] to within a tolerance, or a refusal with its reason, per observation.
@@ -388,14 +424,16 @@ def expect(
     Parameters
     ----------
     model
-        Any object with ``log_joint(x, z)`` and ``prior``.
+        Any object with ``log_joint(x, z)`` and ``prior``. The prior is a distribution of vectors, a function of x that
+        returns one, or a `vaerdict.JointPrior` of several latents; discrete latents are summed over exactly.
     x
-        Observations, ``(n_obs, p)``.
+        Observations: a tensor ``(n_obs, ...)``, or a tuple or mapping of tensors with one leading axis.
     f
-        The quantity of interest, ``(K, m, d) -> (K, m, *out)`` for any subset of m observations.
+        The quantity of interest, ``f(z)`` or ``f(z, x)``, ``(K, m, d) -> (K, m, *out)`` for any subset of m
+        observations.
     proposals
-        One proposal, or several by name, the best first. Without any, proposals are built from the prior and the
-        curvature of the posterior.
+        One proposal, or several by name, the best first. Whatever `vaerdict.as_proposal` accepts is a proposal. Without
+        any, proposals are built from the prior and the curvature of the posterior.
     n
         Number of particles per observation and stage, at least 64; up to 16 times as many where they are needed.
     tolerance, rtol
@@ -404,10 +442,16 @@ def expect(
         Whether to answer a second time with independent draws and searches, and to refuse where the two differ.
     budget
         Largest number of model evaluations per observation (and answer).
-    generator
-        Source of randomness, by default ``vaerdict.seeded(0)``.
+    seed
+        A whole number, with which results repeat and do not depend on which observations are asked together. By default
+        every call differs. A ``torch.Generator`` or `vaerdict.Sobol` is used as a source of randomness.
+    block
+        Number of observations that are answered at a time, which bounds the memory.
+    engine
+        Where blocks are answered: ``vaerdict.engines.Threads()``, ``Local()`` (processes) or ``Ray()``. By default one
+        after the other, in this thread.
     progress
-        Called after each stage of escalation.
+        Called after each stage of escalation, or after each block if there are several.
 
     Returns
     -------
@@ -419,28 +463,18 @@ def expect(
     >>> import torch, vaerdict as vd
     >>> model = vd.models.PPCA(torch.eye(3, 1), noise_scale=1.0)
     >>> x = torch.tensor([[1.0, 0.0, 0.0], [-2.0, 0.0, 0.0]])
-    >>> answer = vd.expect(model, x, lambda z: (z[..., 0] > 0).double(), n=500, tolerance=0.05)
+    >>> answer = vd.expect(model, x, lambda z: (z[..., 0] > 0).double(), n=500, tolerance=0.05, seed=0)
     >>> answer.value.shape, answer.stage, vd.Verdict.names(answer.verdict)
     (torch.Size([2]), ['REFINED', 'REFINED'], ['OK', 'OK'])
     """
-    check_dtype(check_observations(x), model)
-    generator = seeded(0, x.device) if generator is None else generator
+    check_dtype(check_observations(x), check_model(model, x))
+    settings = Settings(n, f, tolerance, rtol, budget, smooth=True, keep=False)
     answers = []
-    for _ in range(2 if confirm else 1):
-        record, _ = escalate(
-            model,
-            x,
-            proposals,
-            n,
-            query=f,
-            tolerance=tolerance,
-            rtol=rtol,
-            budget=budget,
-            generator=generator,
-            keep=False,
-            progress=progress,
+    for number in range(2 if confirm else 1):
+        record, _ = answered(
+            model, x, proposals, settings, seed=seed, stream=number, block=block, engine=engine, progress=progress
         )
-        answers.append(_answer(record, x.device))
+        answers.append(_answer(record, device_of(x)))
     return _confirmed(*answers) if confirm else answers[0]
 
 
@@ -467,17 +501,17 @@ def _confirmed(first: Answer, second: Answer) -> Answer:
     return first._replace(verdict=verdict, reason=reasons, cost=first.cost + second.cost)
 
 
-def _loss_function(loss: Query | Tensor, state: Query | None) -> Query:
+def _loss_function(loss: UserQuery | Tensor, state: UserQuery | None) -> Callable[[Latent, Observations], Tensor]:
     if not isinstance(loss, Tensor):
-        return loss
+        return with_observations(loss)
     if state is None:
         raise SettingError(
             "a loss matrix (actions, states) needs `state`, the probability of each state given the latent."
         )
-    matrix = loss
+    matrix, prob_of = loss, with_observations(state)
 
-    def expected(z: Latent) -> Tensor:
-        prob = check_probabilities(state(z))
+    def expected(z: Latent, x: Observations) -> Tensor:
+        prob = check_probabilities(prob_of(z, x))
         if matrix.shape[-1] != prob.shape[-1]:
             raise ShapeError(f"the loss has {matrix.shape[-1]} states, `state` returned {prob.shape[-1]}.")
         return prob.double() @ matrix.to(prob.device).double().mT
@@ -496,11 +530,11 @@ def _with_state_error(estimate: Estimate, loss: Tensor, state_error: Tensor) -> 
     return estimate._replace(mcse=estimate.mcse.maximum(shift.amax(-1)))
 
 
-def _regret(loss: Query, action: Tensor) -> Query:
+def _regret(loss: Callable[[Latent, Observations], Tensor], action: Tensor) -> UserQuery:
     """How much more each action costs than the chosen one at each particle; differences have less noise."""
 
-    def regret(z: Latent) -> Tensor:
-        values = loss(z)
+    def regret(z: Latent, x: Observations) -> Tensor:
+        values = loss(z, x)
         index = action.expand(values.shape[:-1]).unsqueeze(-1)
         return values - values.gather(-1, index)
 

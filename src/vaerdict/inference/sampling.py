@@ -7,8 +7,8 @@ were not used to plan their number.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from vaerdict.core import Model, prepared
 from vaerdict.diagnostics import FEW_HITS, MAX_KHAT, Verdict, khat_threshold
 from vaerdict.inference.assess import Assessment, Query, Weighted, importance_weights
 from vaerdict.inference.search import Scope
-from vaerdict.noise import Randomness, Sobol, as_source
+from vaerdict.noise import Sobol, Source, noise_of
 from vaerdict.proposals import Mixture, Prior
 
 REFINED, TILTED, ADAPTED, SMC = STAGES = ("REFINED", "TILTED", "ADAPTED", "SMC")
+EXACT = "EXACT"
+"""In place of a stage: all latents are discrete, and the answer is a sum over their states."""
 
 _SIZES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)  # numbers of draws, relative to the number asked for
 MAX_GROWTH = _SIZES[-1]
@@ -71,10 +73,21 @@ class Escalation:
         """Number of observations answered per stage, with caution, and refused."""
         answered = [s for s, v in zip(self.stage, self.verdict.tolist(), strict=True) if v == Verdict.OK]
         return {
-            **{s: answered.count(s) for s in STAGES if s in answered},
+            **{s: answered.count(s) for s in (EXACT, *STAGES) if s in answered},
             "caution": int((self.verdict == Verdict.CAUTION).sum()),
             "refused": int((self.verdict == Verdict.REFUSE).sum()),
         }
+
+
+def joined(records: list[Escalation]) -> Escalation:
+    """The records of several groups of observations as one."""
+    if len(records) == 1:
+        return records[0]
+    columns = {f.name: [getattr(r, f.name) for r in records] for f in fields(Escalation)}
+    scope = Scope(*(torch.cat([getattr(s, f.name) for s in columns["scope"]]) for f in fields(Scope)))
+    whole: dict[str, Any] = {name: [entry for part in columns[name] for entry in part] for name in ("stage", "reason")}
+    whole |= {name: torch.cat(column) for name, column in columns.items() if name not in ("scope", *whole)}
+    return Escalation(**whole, scope=scope)
 
 
 class Tolerance(NamedTuple):
@@ -132,7 +145,7 @@ class Sampling:
     query: Query | None
     tolerance: Tolerance
     budget: int | None
-    generator: Randomness
+    source: Source
     smooth: bool
     keep: bool
     latent: Tensor | None
@@ -142,7 +155,7 @@ class Sampling:
     groups: list[Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sobol = isinstance(as_source(self.generator), Sobol)
+        self.sobol = isinstance(self.source, Sobol)
         m, double = self.x.shape[0], torch.float64
         self.record = Escalation(
             stage=[""] * m,
@@ -167,10 +180,11 @@ class Sampling:
         """Draw k particles per observation, with a Sobol source in independent randomisations of the net."""
         n_parts = _REPLICATES if self.sobol else 1
         size = max(math.ceil(1 / min(q.shares.values())), k // n_parts)  # every component draws at least once
-        parts = [
-            importance_weights(self.model, self.x[rows], q, size, strict=False, generator=self.generator)
-            for _ in range(n_parts)
-        ]
+        with noise_of(self.source, rows) as noise:
+            parts = [
+                importance_weights(self.model, self.x[rows], q, size, strict=False, generator=noise)
+                for _ in range(n_parts)
+            ]
         z, log_w = (torch.cat(column) for column in zip(*parts, strict=True))
         self.record.cost[rows] += len(z)
         source = q.source(size).repeat(n_parts).to(z.device)
@@ -196,6 +210,8 @@ class Sampling:
     def _advance(self, stage: str, rows: Tensor, q: Mixture, draws: Weighted, n_fresh: int, patient: bool) -> None:
         """Judge the draws, of which the last `n_fresh` were not used to plan their number; draw more where it helps."""
         rows, draws, q = self.usable(stage, rows, draws, q)
+        if not len(rows):
+            return
         result = self._judge(stage, rows, draws, n_fresh)
         n_next = self._planned(stage, rows, result, len(draws.z), n_fresh, patient)
         final = (n_next == 0).nonzero().flatten()
@@ -212,7 +228,7 @@ class Sampling:
 
     def _judge(self, stage: str, rows: Tensor, draws: Weighted, n_fresh: int) -> Result:
         """Assess draws by all of them and by the fresh ones alone, and compare with what others have found."""
-        values, n = draws.values(self.query), len(draws.z)
+        values, n = draws.values(self.query, self.x[rows]), len(draws.z)
         answer = draws.assess(values, self.smooth).cpu()
         ratio, hits = self.tolerance.ratio(answer), answer.inside
         agrees = torch.full_like(ratio, bool(n_fresh), dtype=torch.bool)
@@ -348,6 +364,6 @@ class Sampling:
 
     def _query_shape(self) -> Tensor:
         """NaN in the shape of the answers. Shapes: ``-> (n_obs, *out)``."""
-        z = Prior(self.model.prior).draw(self.x, 2, generator=self.generator).z
-        values = Weighted(z, torch.zeros_like(z[..., 0]), torch.zeros(2)).values(self.query)
+        z = Prior(self.model.prior).draw(self.x, 2, generator=self.source).z
+        values = Weighted(z, torch.zeros_like(z[..., 0]), torch.zeros(2)).values(self.query, self.x)
         return torch.full(values.shape[1:], torch.nan).double()

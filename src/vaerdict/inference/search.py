@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vaerdict.core import Model, log_normalise
 from vaerdict.inference.assess import importance_weights
-from vaerdict.noise import Iid, Randomness, Sobol, as_source
+from vaerdict.noise import Iid, Sobol, Source, as_source, noise_of
 from vaerdict.proposals import Kernels, Prior
 from vaerdict.refinement import refine
 from vaerdict.samplers import PathState, gathered, next_temperature, systematic
@@ -85,8 +85,8 @@ class ModeSearch:
     Shapes: ``x (m, p)``, ``start (m, d)``; ``cost (m,)`` counts evaluations and gradients.
     """
 
-    def __init__(self, model: Model, x: Tensor, start: Tensor, *, generator: Randomness) -> None:
-        self.model, self.x, self.generator = model, x, generator
+    def __init__(self, model: Model, x: Tensor, start: Tensor, *, source: Source) -> None:
+        self.model, self.x, self.source = model, x, source
         m, d = start.shape
         self.cost = torch.zeros(m, dtype=torch.float64)
         self.kernels = Kernels(start.new_zeros(0, m, d), start.new_zeros(0, m, d, d), start.new_zeros(0, m), _DF)
@@ -109,8 +109,9 @@ class ModeSearch:
         k = _CANDIDATES * n
         prior = Prior(self.model.prior)
         # a net leaves no part of the prior out that is larger than about 1 / k
-        net = _net_of(self.generator)
-        z, log_lik = importance_weights(self.model, self.x[rows], prior, k, strict=False, generator=net)
+        with noise_of(self.source, rows) as noise:
+            net = _net_of(as_source(noise))
+            z, log_lik = importance_weights(self.model, self.x[rows], prior, k, strict=False, generator=net)
         self.cost[rows] += k
         return [z[:n], _guided(z, log_lik, n // 2)]
 
@@ -187,12 +188,11 @@ class ModeSearch:
         kernels.loc[:n, index], kernels.tril[:n, index], kernels.log_share[:n, index] = new.loc, new.tril, new.log_share
 
 
-def _net_of(generator: Randomness) -> Sobol:
-    """A Sobol source that takes its randomness from a generator."""
-    source = as_source(generator)
+def _net_of(source: Source) -> Sobol:
+    """A Sobol source that takes its randomness from another source."""
     if isinstance(source, Sobol):
         return source
-    return Sobol(source.generators[0] if isinstance(source, Iid) else source.generator)
+    return Sobol(source.generators[0]) if isinstance(source, Iid) else source.net()
 
 
 def _appended(old: Tensor, new: Tensor, index: Tensor, fill: float) -> Tensor:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from vaerdict import diagnostics
 from vaerdict.core import Model, Progress, Proposal, SettingError, evaluating, log_mean_exp, silent
-from vaerdict.inference.assess import Query, importance_weights
+from vaerdict.inference.assess import importance_weights
 from vaerdict.inference.posterior import Posterior, posterior
+from vaerdict.inference.target import UserQuery
 from vaerdict.noise import Randomness, global_state_from, seeded
 from vaerdict.proposals import Family, Mixture, Normal, defensive
 from vaerdict.refinement import refine
@@ -201,9 +202,9 @@ class ThreeStep:
         *,
         tolerance: float | None = None,
         rtol: float = 0.0,
-        query: Query | None = None,
+        query: UserQuery | None = None,
         budget: int | None = None,
-        generator: Randomness | None = None,
+        seed: int | Randomness | None = None,
         progress: Progress = silent,
     ) -> Posterior:
         """Weighted particles at x from the mixture of step three.
@@ -216,7 +217,7 @@ class ThreeStep:
             Number of particles per observation.
         tolerance
             If given, each observation is escalated, starting from the first of `proposals`.
-        rtol, query, budget, generator, progress
+        rtol, query, budget, seed, progress
             As for `vaerdict.posterior`.
         """
         mixture = self.mixture()
@@ -230,7 +231,7 @@ class ThreeStep:
             rtol=rtol,
             query=query,
             budget=budget,
-            generator=generator,
+            seed=seed,
             progress=progress,
         )
 

@@ -1,5 +1,6 @@
 """Approximate posteriors: amortised families, normalising flows, the prior, and mixtures of proposals."""
 
+from vaerdict.priors import Prior
 from vaerdict.proposals.families import (
     Amortised,
     Conditional,
@@ -12,7 +13,8 @@ from vaerdict.proposals.families import (
 )
 from vaerdict.proposals.flow import Flow, SplineFlow
 from vaerdict.proposals.kernels import Kernels
-from vaerdict.proposals.mixture import Mixture, Prior, check_latent, defensive, optimal_shares
+from vaerdict.proposals.mixture import Mixture, check_latent, defensive, optimal_shares
+from vaerdict.proposals.wrapped import as_proposal
 
 __all__ = [
     "Amortised",
@@ -28,6 +30,7 @@ __all__ = [
     "SplineFlow",
     "Student",
     "Trainable",
+    "as_proposal",
     "check_latent",
     "defensive",
     "optimal_shares",

@@ -1,4 +1,4 @@
-"""The prior as a proposal, mixtures of proposals, and their optimal shares."""
+"""Mixtures of proposals, and their optimal shares."""
 
 from __future__ import annotations
 
@@ -6,104 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributions as td
 from torch import Tensor
 
 from vaerdict import core
 from vaerdict.core import Draws, Latent, Proposal, SettingError, ShapeError, check_count, concat_latents, restricted
-from vaerdict.distributions import constrained_support, in_support
-from vaerdict.noise import Iid, Randomness, Sobol, as_source, global_state_from
-
-
-class Prior:
-    """The prior of a model as a proposal: inefficient, but it covers the posterior. The defensive part of a mixture."""
-
-    def __init__(self, prior: core.PriorDistribution) -> None:
-        if tuple(prior.event_shape) == () == tuple(getattr(prior, "batch_shape", (None,))):
-            raise ShapeError(
-                f"the prior {prior} is of scalars, without an axis for the latent; use a distribution of vectors: "
-                "Independent(Normal(torch.zeros(1), torch.ones(1)), 1)."
-            )
-        self.prior = prior
-        self.support = constrained_support(prior)
-
-    def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
-        """Draw k latents for each observation; the values of x are ignored."""
-        check_count(k)
-        if isinstance(self.prior, Proposal):
-            return self.prior.draw(x, k, generator=generator)
-        z = core.map_latent(lambda t: t.to(x.device), _sample(self.prior, (k, *x.shape[:-1]), generator))
-        return Draws(z, self.log_prob(z, x))
-
-    def log_prob(self, z: Latent, x: Tensor) -> Tensor:
-        """Log p(z), minus infinity outside the support. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
-        if self.support is None:
-            return self._log_density(z)
-        inside = in_support(self.support, z)
-        if bool(inside.all()):
-            return self._log_density(z)
-        log_p = self._log_density(z[inside])  # a torch distribution raises for values outside its support
-        return log_p.new_full(inside.shape, -torch.inf).masked_scatter(inside, log_p)
-
-    def _log_density(self, z: Latent) -> Tensor:
-        log_p = self.prior.log_prob(z)
-        event_dims = len(self.prior.event_shape)
-        # Normal(zeros(d), ones(d)) gives one number per coordinate, which stands for independent coordinates
-        return log_p.sum(-1) if event_dims == 0 and isinstance(z, Tensor) and log_p.dim() == z.dim() else log_p
-
-
-def _sample(prior: core.PriorDistribution, shape: tuple[int, ...], generator: Randomness) -> Latent:
-    """Sample a torch distribution, which uses the global random state, from a source.
-
-    Sobol points are kept where the distribution is a known transform of uniform or normal numbers.
-    """
-    source = as_source(generator)
-    if isinstance(source, Sobol) and isinstance(prior, td.Distribution):
-        z = _sobol_sample(prior, shape, source)
-        if z is not None:
-            return z
-    with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
-        return prior.sample(torch.Size(shape))
-
-
-@torch.no_grad()
-def _sobol_sample(prior: td.Distribution, shape: tuple[int, ...], source: Sobol) -> Tensor | None:
-    """Transform Sobol points to samples of a torch distribution; None where no transform is known.
-
-    Shapes: ``-> (*shape, *prior.batch_shape, *prior.event_shape)``.
-    """
-    if isinstance(prior, td.Independent):
-        return _sobol_sample(prior.base_dist, shape, source)
-    k, *batch = shape
-    size = prior.batch_shape + prior.event_shape
-    if isinstance(prior, (td.MultivariateNormal, td.LowRankMultivariateNormal)):
-        eps = source.normal(k, batch, math.prod(size), like=prior.loc).reshape(*shape, *size)
-        return prior.loc + (prior.scale_tril @ eps.unsqueeze(-1)).squeeze(-1)
-    median = _median(prior)
-    if median is not None:
-        u = source.uniform(k, batch, math.prod(size), like=median).reshape(*shape, *size)
-        return _rounded_down(prior.icdf(u), median.dtype)
-    if not isinstance(prior, td.TransformedDistribution):
-        return None
-    z = _sobol_sample(prior.base_dist, shape, source)
-    for transform in prior.transforms:
-        z = None if z is None else transform(z)
-    return z
-
-
-def _median(prior: td.Distribution) -> Tensor | None:
-    """The median of each coordinate; None for a distribution without an inverse distribution function."""
-    half = torch.tensor(0.5, dtype=torch.float64)  # has no axes, so that the result has the dtype of the prior
-    try:
-        return prior.icdf(half)
-    except NotImplementedError:
-        return None
-
-
-def _rounded_down(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert from double precision without rounding up, which could reach the open end of a bounded support."""
-    rounded = z.to(dtype)
-    return torch.where(rounded > z, rounded.nextafter(rounded.new_tensor(-torch.inf)), rounded)
+from vaerdict.noise import Randomness, draws_of
+from vaerdict.priors import Prior, PriorLike
 
 
 class Mixture:
@@ -146,7 +54,7 @@ class Mixture:
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation, sorted by component."""
         counts = {name: count for name, count in self.allocation(k).items() if count}
-        latents = {name: self.components[name].draw(x, count, generator=generator).z for name, count in counts.items()}
+        latents = {name: draws_of(self.components[name], x, count, generator).z for name, count in counts.items()}
         _check_sizes(latents)
         z = concat_latents(list(latents.values()))
         return Draws(z, self._log_density(z, x, {name: count / k for name, count in counts.items()}))
@@ -179,7 +87,7 @@ def _check_sizes(latents: Mapping[str, Latent]) -> None:
         raise ShapeError(f"components draw latents of different sizes ({shown}); give all the same latent dimension.")
 
 
-def defensive(components: Mapping[str, Proposal], prior: core.PriorDistribution, share: float = 0.05) -> Mixture:
+def defensive(components: Mapping[str, Proposal], prior: PriorLike, share: float = 0.05) -> Mixture:
     """A mixture of the components in equal shares and the prior, named PRIOR, with the given share."""
     if not 0 < share < 1:
         raise SettingError(f"share={share} of the prior must lie strictly between 0 and 1.")
@@ -270,9 +178,9 @@ def _normalised(size: Tensor, floor: Tensor) -> Tensor:
         at_floor = below
 
 
-def check_latent(draws: Draws, prior: core.PriorDistribution) -> Draws:
-    """Return `draws` if their latents have the shape of the prior, else raise."""
-    event = tuple(prior.event_shape)
+def check_latent(draws: Draws, prior: PriorLike) -> Draws:
+    """Return `draws` if their latents have the shape of the prior, else raise; a conditional prior is not checked."""
+    event = tuple(getattr(prior, "event_shape", ()))
     if isinstance(draws.z, Tensor) and event and tuple(draws.z.shape[-len(event) :]) != event:
         raise ShapeError(
             f"the proposal draws latents of size {tuple(draws.z.shape[-len(event) :])}, "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError, saved_bytes
-from vaerdict.noise import Randomness
+from vaerdict.noise import Randomness, source_at
 from vaerdict.samplers.tempering import AnnealingPath
 
 Result = TypeVar("Result", bound=Any)
@@ -60,8 +60,9 @@ def bytes_per_particle(path: AnnealingPath, n_particles: int, *, generator: Rand
     The difference of the two excludes what does not grow with the particles: parameters, and what depends on x alone.
     `n_particles` are drawn because a stratified mixture cannot draw fewer.
     """
-    one = path.select(torch.zeros(1, dtype=torch.long, device=path.x.device))
-    z = one.draw(n_particles, generator=generator).z[:1]
+    first = torch.zeros(1, dtype=torch.long, device=path.x.device)
+    one = path.select(first)
+    z = one.draw(n_particles, generator=source_at(generator, first)).z[:1]
     starts = (z.repeat(k, *(1,) * (z.dim() - 1)) for k in (2, 4))
     two, four = (saved_bytes(partial(one.evaluate, start)) for start in starts)
     return _TEMPORARIES * max(0, four - two) // 2 + _STATES * z[0].numel() * z.element_size()

@@ -21,7 +21,7 @@ from vaerdict.core import (
     log_mean_exp,
     silent,
 )
-from vaerdict.noise import Randomness, Source, as_source
+from vaerdict.noise import Randomness, Source, as_source, side_stream, source_at, sources_joined
 from vaerdict.samplers.chunks import chunks, concat_results
 from vaerdict.samplers.hmc import adapted, transition
 from vaerdict.samplers.tempering import AnnealingPath, PathState, check_batch
@@ -170,9 +170,11 @@ def smc(
     (torch.Size([64, 5, 2]), torch.Size([5]))
     """
     settings = _checked(_Settings(n_islands, ess_target, n_leapfrog, max_moves, tuple(keep)), n_particles)
-    path, source, n_before, results = AnnealingPath(model, initial, check_batch(x)), as_source(generator), 0, []
+    path, n_before, results = AnnealingPath(model, initial, check_batch(x)), 0, []
     for chunk in chunks(path, n_particles, generator=generator, max_bytes=max_bytes):
-        population = _start(chunk, n_particles, settings, generator)
+        n = chunk.x.shape[-2]
+        span = torch.arange(n_before, n_before + n, device=chunk.x.device)
+        population = _start(chunk, n_particles, settings, source_at(generator, span))
         finished: list[_Population] = []
         while population.index.numel():
             _reweight(population, settings)
@@ -180,14 +182,14 @@ def smc(
             if failed.any():
                 finished.append(population.select(failed).without_weights())
                 population = population.select(~failed)
-            population = _move(population, settings, source)
-            _keep(population, settings, source)
+            population = _move(population, settings)
+            _keep(population, settings)
             arrived = ~_any_axis(population.t < 1)
             if arrived.any():
                 finished.append(population.select(arrived))
                 population = population.select(~arrived)
-                progress(n_before + chunk.x.shape[-2] - population.index.numel(), x.shape[-2], "SMC")
-        n_before += chunk.x.shape[-2]
+                progress(n_before + n - population.index.numel(), x.shape[-2], "SMC")
+        n_before += n
         results.append(_chunk_result(_joined(finished, chunk), settings))
     return concat_results(results)
 
@@ -221,6 +223,7 @@ class _Population:
     """
 
     path: AnnealingPath
+    source: Source
     index: Tensor
     state: PathState
     log_w: Tensor
@@ -243,7 +246,7 @@ class _Population:
         index = mask.nonzero().squeeze(-1)
         state = PathState(*(a.index_select(self.t.dim(), index) for a in self.state))
         columns = {name: getattr(self, name).index_select(axis, index) for name, axis in _OBSERVATION_AXIS.items()}
-        return _Population(self.path.select(index), state=state, **columns)
+        return _Population(self.path.select(index), as_source(source_at(self.source, index)), state=state, **columns)
 
     def without_weights(self) -> _Population:
         """The population with weights NaN."""
@@ -269,7 +272,9 @@ def _joined(populations: list[_Population], path: AnnealingPath) -> _Population:
 
     states = zip(*(p.state for p in populations), strict=True)
     columns = {name: column((getattr(p, name) for p in populations), axis) for name, axis in _OBSERVATION_AXIS.items()}
-    return _Population(path, state=PathState(*(column(tensors, batch_axis) for tensors in states)), **columns)
+    source = sources_joined([p.source for p in populations], order)
+    state = PathState(*(column(tensors, batch_axis) for tensors in states))
+    return _Population(path, source, state=state, **columns)
 
 
 def _start(path: AnnealingPath, n_particles: int, settings: _Settings, generator: Randomness) -> _Population:
@@ -281,6 +286,7 @@ def _start(path: AnnealingPath, n_particles: int, settings: _Settings, generator
     count = torch.zeros_like(zero, dtype=torch.long)
     return _Population(
         path,
+        as_source(generator),
         index=torch.arange(path.x.shape[-2], device=z.device),
         state=state,
         log_w=log_w,
@@ -332,17 +338,17 @@ def _any_axis(mask: Tensor) -> Tensor:
     return mask.reshape(mask.shape[:-1].numel(), mask.shape[-1]).any(0)
 
 
-def _move(population: _Population, settings: _Settings, source: Source) -> _Population:
+def _move(population: _Population, settings: _Settings) -> _Population:
     """Resample every observation and move it at its temperature until it has decorrelated or used its moves."""
     p, path, n_moves = population, population.path, 0
     if not p.index.numel():
         return p
     p.root = _crossed_roots(p.state.z, p.log_w)
-    _resample(p, settings, source)
+    _resample(p, settings)
     p.start, p.reached = p.state.z, torch.zeros_like(p.reached)
     stopped: list[_Population] = []
     while p.index.numel():
-        _move_once(p, settings, source)
+        _move_once(p, settings)
         n_moves += 1
         at_limit = n_moves >= torch.where(_any_axis(p.t < 1), settings.max_moves, 2 * settings.max_moves)
         stop = at_limit | ~_any_axis(~p.reached)
@@ -354,10 +360,10 @@ def _move(population: _Population, settings: _Settings, source: Source) -> _Popu
     return p
 
 
-def _move_once(population: _Population, settings: _Settings, source: Source) -> None:
+def _move_once(population: _Population, settings: _Settings) -> None:
     """Move every observation, tune its step size, and compare the particles with where they started."""
     p = population
-    move = transition(p.path, p.state, p.t, p.step, n_leapfrog=settings.n_leapfrog, source=source, root=p.root)
+    move = transition(p.path, p.state, p.t, p.step, n_leapfrog=settings.n_leapfrog, source=p.source, root=p.root)
     p.state, p.n_moves = move.state, p.n_moves + 1
     p.acceptance, p.n_nonfinite = p.acceptance + move.acceptance.mean(0), p.n_nonfinite + move.n_nonfinite
     step = adapted(p.step, move.acceptance, target=_TARGET_ACCEPTANCE, gain=_GAIN)
@@ -377,12 +383,12 @@ def _crossed_roots(z: Tensor, log_w: Tensor) -> Tensor:
     return covariance_root(z.unflatten(0, (-1, 2)), log_w.unflatten(0, (-1, 2))).flip(0)
 
 
-def _resample(population: _Population, settings: _Settings, source: Source) -> None:
+def _resample(population: _Population, settings: _Settings) -> None:
     """Resample islands of low effective size; their particles then have the mean weight of the island."""
     p, shape = population, population.log_w.shape
     log_w = by_island(p.log_w, settings.n_islands)
     resampled = relative_ess(log_w) < _RESAMPLE_BELOW
-    offset = torch.special.ndtr(source.normal(settings.n_islands, p.t.shape, 1, like=p.log_w).squeeze(-1))
+    offset = torch.special.ndtr(p.source.normal(settings.n_islands, p.t.shape, 1, like=p.log_w).squeeze(-1))
     identity = torch.arange(log_w.shape[0], device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 1))
     ancestors = torch.where(resampled, systematic(log_w, offset), identity)
     island = torch.arange(settings.n_islands, device=log_w.device).reshape(-1, *(1,) * (log_w.dim() - 2))
@@ -390,13 +396,14 @@ def _resample(population: _Population, settings: _Settings, source: Source) -> N
     p.log_w = torch.where(resampled, log_mean_exp(log_w), log_w).reshape(shape)
 
 
-def _keep(population: _Population, settings: _Settings, source: Source) -> None:
+def _keep(population: _Population, settings: _Settings) -> None:
     """Store equally weighted particles of the observations that have just reached a temperature to keep."""
     p = population
     for i, t in enumerate(settings.keep):
         reached = (p.t >= t) & p.tempered[i, 0, ..., 0].isnan()
         if reached.any():
-            offset = torch.special.ndtr(source.normal(1, p.t.shape, 1, like=p.log_w))[0, ..., 0]
+            noise = as_source(side_stream(p.source, i))  # not every observation is here
+            offset = torch.special.ndtr(noise.normal(1, p.t.shape, 1, like=p.log_w))[0, ..., 0]
             z = gathered(p.state.z, systematic(p.log_w, offset))
             p.tempered[i] = torch.where(reached.unsqueeze(-1), z, p.tempered[i])
 

@@ -24,7 +24,7 @@ from vaerdict.core import (
     prepared,
     restricted,
 )
-from vaerdict.noise import Randomness
+from vaerdict.noise import Randomness, draws_of
 
 
 class PathState(NamedTuple):
@@ -72,7 +72,7 @@ class AnnealingPath:
 
     def draw(self, k: int, *, generator: Randomness) -> Draws:
         """Draw k starting points for each observation."""
-        draws = self.initial.draw(self.x, k, generator=generator)
+        draws = draws_of(self.initial, self.x, k, generator)
         if not isinstance(draws.z, Tensor):
             raise ShapeError(
                 f"the start draws latents as {type(draws.z).__name__}; samplers move one tensor (K, *batch, d): "

@@ -69,7 +69,7 @@ def _ask(target: Target, asked: Sequence[Question], seed: int) -> list[Record]:
             target.proposals,
             n=1000,
             tolerance=question.tolerance,
-            generator=generator_of(seed, f"answer to {question.name} of {target.name}"),
+            seed=generator_of(seed, f"answer to {question.name} of {target.name}"),
         )
         found += records(OURS, target.group, target.name, question, _given(answer))
     return found
@@ -94,7 +94,7 @@ def conjugate_defaults(seed: int = 0, n: int = 100) -> list[Record]:
     found = []
     for i in range(n):
         x = 2**0.5 * torch.randn(1, 1, generator=generator_of(seed, f"defaults {i}"))
-        answer = vd.expect(_FirstModel(), x, first, generator=vd.seeded(i))
+        answer = vd.expect(_FirstModel(), x, first, seed=vd.seeded(i))
         question = Question("mean", first, 0.02, x[:, 0].double() / 2, torch.zeros(1).double())
         found += records(OURS, "defaults", "conjugate normal, 1-d", question, _given(answer))
     return found

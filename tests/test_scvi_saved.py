@@ -12,7 +12,7 @@ import torch
 
 from vaerdict.core import DataError
 from vaerdict.datasets.genes import appendix
-from vaerdict.models.saved import load_scvi, read_scvi
+from vaerdict.models.scvi.saved import load_scvi, read_scvi
 from vaerdict.optional import isolated
 
 scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed (extra `scvi`)")

@@ -44,8 +44,8 @@ def load_scvi(folder: str | Path, adata: Any) -> Any:
     """
     folder, scvi = Path(folder), require("scvi", "scvi")
     saved = read_scvi(folder)
-    name = saved["attr_dict"]["registry_"]["model_name"]
-    kind = getattr(scvi.model, str(name), None)
+    name = str(saved["attr_dict"]["registry_"]["model_name"])
+    kind = getattr(scvi.model, name, None) or getattr(require("scvi.external", "scvi"), name, None)
     if not (isinstance(kind, type) and issubclass(kind, scvi.model.base.BaseModelClass)):
         raise DataError(f"{folder / _FILE} is of class {name!r}, which is no model of scvi-tools {scvi.__version__}.")
     try:

@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from checks import assert_mean, assert_within
 from vaerdict.core import Draws, Model, PriorDistribution, Proposal, SettingError
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.inference.unconstrained import unconstrained
+from vaerdict.inference.target import Target
 from vaerdict.noise import Sobol, seeded
 from vaerdict.proposals import Mixture, Prior
 from vaerdict.refinement import refine
@@ -96,52 +96,54 @@ def size(model: Linear) -> int:
 
 
 def test_the_wrapped_model_is_a_model_with_the_prepared_observations_of_the_original(model):
-    space = unconstrained(model)
-    assert space is not None
-    assert isinstance(space, Model)
-    assert isinstance(space.prior, PriorDistribution)
-    assert isinstance(space.prior, Proposal)
-    assert space.prior.event_shape == (size(model),)
-    x = torch.zeros(4, 1, dtype=DOUBLE)
-    assert torch.equal(space.prepare(x), x[:, 0])
+    x = torch.arange(4.0, dtype=DOUBLE).unsqueeze(-1)
+    target = Target.of(model, x)
+    assert isinstance(target, Model)
+    assert isinstance(target.prior, PriorDistribution)
+    assert isinstance(target.prior, Proposal)
+    assert target.prior.event_shape == (size(model),)
+    assert torch.equal(target.prepare(target.index[1:3]).value, x[1:3, 0])
     assert model.n_prepared == 1
 
 
 def test_the_maps_are_inverses_and_stay_inside_the_support(model, generator):
-    space = unconstrained(model)
-    assert space is not None
-    z = Prior(model.prior).draw(torch.zeros(5, 1, dtype=DOUBLE), 200, generator=generator).z
-    u = space.unconstrain(z)
-    torch.testing.assert_close(space.constrain(u), z, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(space.query(lambda t: t.sum(-1))(u), z.sum(-1), rtol=1e-10, atol=1e-12)
+    x = torch.arange(5.0, dtype=DOUBLE).unsqueeze(-1)
+    target = Target.of(model, x)
+    z = Prior(model.prior).draw(x, 200, generator=generator).z
+    u = target.space.vector(z)
+    torch.testing.assert_close(target.space.latent(u), z, rtol=1e-10, atol=1e-12)
+    total = target.query(lambda t, rows: t.sum(-1) + rows[:, 0])(u, target.index)
+    torch.testing.assert_close(total, z.sum(-1) + x[:, 0], rtol=1e-10, atol=1e-12)
     far = torch.linspace(-800, 800, 41, dtype=DOUBLE).reshape(-1, 1, 1).expand(-1, 1, size(model))
-    assert not space.prior.log_prob(far).isnan().any()  # validated distributions raise outside their support
+    assert (
+        not target.prior.log_prob(far, target.index[:1]).isnan().any()
+    )  # validated distributions raise outside their support
 
 
 def test_log_weights_do_not_depend_on_the_coordinates(model, generator):
-    space = unconstrained(model)
-    assert space is not None
     x = torch.tensor([[0.3], [1.0], [4.0]], dtype=DOUBLE)
+    target = Target.of(model, x)
     q = Mixture({"AROUND": Around(x, size(model)), "PRIOR": Prior(model.prior)})
     for base in (Prior(model.prior), q):
         z, log_q = base.draw(x, 400, generator=seeded(3))
         inside = (Prior(model.prior).log_prob(z, x) > -torch.inf).cpu()
-        u, log_q_u = space.proposal(base).draw(x, 400, generator=seeded(3))
-        log_w = space.log_joint(space.prepare(x), u) - log_q_u
+        u, log_q_u = target.proposal(base).draw(target.index, 400, generator=seeded(3))
+        log_w = target.log_joint(target.prepare(target.index), u) - log_q_u
         safe = torch.where(inside.unsqueeze(-1), z, z[inside][0])
         exact = torch.where(inside, model.log_joint(model.prepare(x), safe) - log_q, -torch.inf)
         torch.testing.assert_close(log_w, exact, rtol=1e-8, atol=1e-8)
-        torch.testing.assert_close(log_q_u[inside], space.proposal(base).log_prob(u, x)[inside], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(
+            log_q_u[inside], target.proposal(base).log_prob(u, target.index)[inside], rtol=1e-8, atol=1e-8
+        )
     assert 0 < inside.double().mean() < 1  # the second proposal also draws outside
 
 
 def test_the_density_of_the_prior_integrates_to_one(model):
-    space = unconstrained(model)
-    assert space is not None
+    target = Target.of(model, torch.zeros(1, 1, dtype=DOUBLE))
     d = size(model)
     grid = torch.linspace(-60, 60, 481, dtype=DOUBLE) if d < 3 else torch.linspace(-30, 30, 121, dtype=DOUBLE)
     axes = torch.meshgrid(*[grid] * d, indexing="ij")
-    log_p = space.prior.log_prob(torch.stack([a.flatten() for a in axes], -1).unsqueeze(1))
+    log_p = target.prior.log_prob(torch.stack([a.flatten() for a in axes], -1).unsqueeze(1), target.index)
     mass = log_p.logsumexp(0) + d * math.log((grid[1] - grid[0]).item())
     assert mass.item() == pytest.approx(0, abs=1e-6)
 
@@ -153,44 +155,42 @@ def test_the_density_of_the_prior_integrates_to_one(model):
         td.Normal(torch.zeros(2), torch.ones(2)),
         td.Independent(td.Laplace(torch.zeros(2), torch.ones(2)), 1),
         td.MultivariateNormal(torch.zeros(2), torch.eye(2)),
-        td.Independent(td.Bernoulli(torch.ones(2) / 2), 1),
     ],
 )
-def test_other_priors_are_left_alone(prior):
-    assert unconstrained(Linear(prior)) is None
+def test_vectors_of_an_unbounded_latent_are_the_latent(prior):
+    space, u = Target.of(Linear(prior), torch.zeros(1, 1)).space, torch.ones(3, 1, 2)
+    assert torch.equal(space.latent(u), u)
+    assert torch.equal(space.vector(u), u)
 
 
 @pytest.mark.parametrize("prior", [td.Dirichlet(torch.ones(3)), td.LKJCholesky(3), td.Exponential(torch.ones(2, 2))])
 def test_supports_without_a_vector_of_the_same_size_are_refused(prior):
     with pytest.raises(SettingError, match=r"has the support .* use a prior of unbounded vectors"):
-        unconstrained(Linear(prior))
+        Target.of(Linear(prior), torch.zeros(1, 1))
 
 
 def test_rounding_in_single_precision_neither_raises_nor_reaches_a_bound():
     prior = td.Independent(td.Uniform(torch.tensor([10.0, 0.0]), torch.tensor([11.0, 1e-3])), 1)
-    space = unconstrained(Linear(prior))
-    assert space is not None
+    target = Target.of(Linear(prior), torch.zeros(1, 1))
     u = torch.linspace(-200, 200, 2001).reshape(-1, 1, 1).expand(-1, 1, 2)
-    z = space.constrain(u)
+    z = target.space.latent(u)
     assert ((z > prior.base_dist.low) & (z < prior.base_dist.high)).all()
-    log_p = space.log_joint(space.prepare(torch.zeros(1, 1)), u)
+    log_p = target.log_joint(target.index, u)
     largest = -math.log(torch.finfo(torch.float32).tiny)
     assert torch.equal(log_p[:, 0].isfinite(), u[:, 0, 0].abs() <= largest)
     ends = torch.stack([prior.base_dist.low, prior.base_dist.high]).unsqueeze(1)
-    assert space.unconstrain(ends).abs().max() <= largest
-    assert space.constrain(torch.full((1, 1, 2), torch.nan)).isnan().all()  # lost particles stay lost
+    assert target.space.vector(ends).abs().max() <= largest
     for limit in (torch.inf, 1e30):
-        assert space.log_joint(torch.zeros(1), torch.full((1, 1, 2), limit)) == -torch.inf
+        assert target.log_joint(target.index, torch.full((1, 1, 2), limit)) == -torch.inf
 
 
 def test_gradients_are_those_of_the_wrapped_density(model):
-    space = unconstrained(model)
-    assert space is not None
-    x = space.prepare(torch.zeros(1, 1, dtype=DOUBLE))
+    target = Target.of(model, torch.zeros(1, 1, dtype=DOUBLE))
+    x = target.prepare(target.index)
     u = torch.linspace(-2, 2, 5, dtype=DOUBLE).reshape(-1, 1, 1).repeat(1, 1, size(model)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: space.log_joint(x, t), (u,), eps=1e-6, atol=1e-5)
+    assert torch.autograd.gradcheck(lambda t: target.log_joint(x, t), (u,), eps=1e-6, atol=1e-5)
     far = torch.full((1, 1, size(model)), 1e4, dtype=DOUBLE, requires_grad=True)
-    assert (torch.autograd.grad(space.prior.log_prob(far).sum(), far)[0] == 0).all()
+    assert (torch.autograd.grad(target.prior.log_prob(far, target.index).sum(), far)[0] == 0).all()
 
 
 # ---------------------------------------------------------------------------------------------- a conjugate posterior
@@ -211,24 +211,22 @@ X = torch.tensor([[0.0], [3.0], [9.0]], dtype=DOUBLE)
 
 def test_sampling_and_refinement_of_a_bounded_latent(generator):
     model, exact = Counts(), Counts().log_evidence(X)
-    space = unconstrained(model)
-    assert space is not None
-    result = smc(space, X, Prior(space.prior), n_particles=2048, generator=generator)
+    target = Target.of(model, X)
+    result = smc(target, target.index, Prior(target.prior), n_particles=2048, generator=generator)
     assert_within(result.log_evidence, exact, result.standard_error, rate=1e-6)
-    mean = (result.log_w.softmax(0) * space.query(lambda z: z[..., 0])(result.z)).sum(0)
+    mean = (result.log_w.softmax(0) * target.query(lambda z: z[..., 0])(result.z, target.index)).sum(0)
     torch.testing.assert_close(mean, (2 + X[:, 0]) / 2, rtol=0.1, atol=0)
-    local = refine(space, X, torch.zeros(3, 1, dtype=DOUBLE), generator=generator).distribution
+    local = refine(target, target.index, torch.zeros(3, 1, dtype=DOUBLE), generator=generator).distribution
     # the mode of log z under Gamma(a, b) is at log(a / b)
     torch.testing.assert_close(local.loc[:, 0], ((2 + X[:, 0]) / 2).log(), rtol=1e-4, atol=1e-4)
 
 
 def test_draws_outside_the_support_have_weight_zero_and_leave_the_evidence_unbiased(generator):
-    space = unconstrained(Counts())
-    assert space is not None
     x = X[:1].expand(4, 1)  # half of the proposal is negative
-    q = Mixture({"AROUND": space.proposal(Around(x, 1)), "PRIOR": Prior(space.prior)})
-    u, log_q = q.select(torch.tensor([0, 2])).draw(x[:2], 20_000, generator=generator)
-    ratio = (space.log_joint(x[:2], u) - log_q - Counts().log_evidence(x[:2])).exp()
+    target = Target.of(Counts(), x)
+    q = Mixture({"AROUND": target.proposal(Around(x, 1)), "PRIOR": Prior(target.prior)})
+    u, log_q = q.select(torch.tensor([0, 2])).draw(target.index[:2], 20_000, generator=generator)
+    ratio = (target.log_joint(target.index[:2], u) - log_q - Counts().log_evidence(x[:2])).exp()
     assert (ratio == 0).any()
     assert ratio.max() < 20
     assert_mean(ratio, 1.0, rate=1e-6)
@@ -237,10 +235,8 @@ def test_draws_outside_the_support_have_weight_zero_and_leave_the_evidence_unbia
 
 
 def test_the_prior_keeps_sobol_points():
-    space = unconstrained(Linear(PRIORS["exponential"]))
-    assert space is not None
-    x = torch.zeros(100, 1, dtype=DOUBLE)
-    prior, sources = Prior(space.prior), (Sobol(seeded(0)), seeded(0))
-    sobol, iid = (space.constrain(prior.draw(x, 256, generator=source).z) for source in sources)
+    target = Target.of(Linear(PRIORS["exponential"]), torch.zeros(100, 1, dtype=DOUBLE))
+    prior, sources = Prior(target.prior), (Sobol(seeded(0)), seeded(0))
+    sobol, iid = (target.space.latent(prior.draw(target.index, 256, generator=source).z) for source in sources)
     assert sobol.mean(0).var() < iid.mean(0).var() / 5
     assert_mean(sobol.mean(0), 1.0, rate=1e-6)
