@@ -33,6 +33,9 @@ from vaerdict.inference import ThreeStep as ThreeStep
 from vaerdict.inference import check as check
 from vaerdict.inference import expect as expect
 from vaerdict.inference import posterior as posterior
+from vaerdict.inference.from_arrays import from_weights as from_weights
+from vaerdict.models.pyro import from_pyro as from_pyro
+from vaerdict.models.sbi import from_sbi as from_sbi
 from vaerdict.models.scvi import from_scvi as from_scvi
 from vaerdict.models.vae import from_vae as from_vae
 from vaerdict.noise import Sobol as Sobol
