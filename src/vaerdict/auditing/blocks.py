@@ -86,7 +86,7 @@ def examine(work: Work, rows: Tensor) -> Block:
         "location": draws.start,
     }
     if work.latents is None:
-        columns["upper"] = upper_bound(observed, draws)
+        columns["upper"] = upper_bound(draws)
     else:
         latents = work.latents[rows].to(observed.device)
         columns["upper"], columns["latent_log_w"] = exact_upper_bound(observed, draws, latents)

@@ -27,10 +27,10 @@ from vaerdict.auditing.refined import Refined
 from vaerdict.proposals import Mixture
 
 
-def upper_bound(observed: Observed, draws: Refined) -> Tensor:
+def upper_bound(draws: Refined) -> Tensor:
     """Upper bound by draws resampled from the other half, averaged over both halves. Shapes: ``-> (m,)``."""
     sample, source = draws.sample, draws.source
-    share = _responsibilities(draws.mixture, sample.z, observed)
+    share = _responsibilities(draws.mixture, draws.log_parts)
     half = torch.arange(len(source), device=source.device) % 2 == 0  # every component has an even number of draws
     bounds = []
     for posterior, proposal in ((half, ~half), (~half, half)):
@@ -47,15 +47,15 @@ def exact_upper_bound(observed: Observed, draws: Refined, z: Tensor) -> tuple[Te
     """
     latent = z.unsqueeze(0)
     log_w = observed.log_joint(latent).double() - draws.mixture.log_prob(latent, observed.x).double()
-    share = _responsibilities(draws.mixture, latent, observed)
+    share = _responsibilities(draws.mixture, draws.mixture.component_log_prob(latent, observed.x).double())
     bound = _with_one_replaced(log_w, share, draws.sample.log_w, draws.source)[0]
     return torch.where(draws.sample.usable, bound, torch.nan), log_w[0]
 
 
-def _responsibilities(mixture: Mixture, z: Tensor, observed: Observed) -> Tensor:
-    """Probability that a draw came from each component. Shapes: ``(n, m, d) -> (components, n, m)``."""
-    log_share = torch.tensor(list(mixture.shares.values()), dtype=torch.float64, device=z.device).log()
-    return torch.softmax(mixture.component_log_prob(z, observed.x).double() + log_share[:, None, None], 0)
+def _responsibilities(mixture: Mixture, log_parts: Tensor) -> Tensor:
+    """Probability that a draw came from each component. Shapes: ``(components, n, m)``, as given."""
+    log_share = torch.tensor(list(mixture.shares.values()), dtype=torch.float64, device=log_parts.device).log()
+    return torch.softmax(log_parts + log_share[:, None, None], 0)
 
 
 def _with_one_replaced(log_w: Tensor, share: Tensor, others: Tensor, source: Tensor) -> Tensor:

@@ -12,11 +12,12 @@ from torch import Tensor
 from vaerdict.auditing.quantities import Quantity
 from vaerdict.core import Latent, Model, Observations, Proposal, SettingError, map_latent, prepared, restricted, rows_of
 from vaerdict.inference import posterior
-from vaerdict.inference.target import Space, Target, TargetProposal
+from vaerdict.inference.target import Space, Target, TargetProposal, with_observations
 from vaerdict.models import Enumerated
 from vaerdict.noise import Randomness, seeded
 
 _CHUNK = {"cpu": 2**22, "cuda": 2**27}  # numbers computed at a time
+_HIDDEN = 512  # numbers that a network computes for a particle at least
 _TOLERANCE = 0.2  # of escalated latents, in posterior standard deviations
 
 
@@ -26,6 +27,11 @@ def space_of(model: Model, x: Observations) -> Space:
     if not space.parts:
         raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
     return space
+
+
+def n_states(space: Space) -> int:
+    """The number of states that are summed over for every particle."""
+    return space.model.n_states if isinstance(space.model, Enumerated) else 1
 
 
 def latent_names(space: Space) -> list[str]:
@@ -83,12 +89,17 @@ class Observed:
         """A quantity, some particles at a time. Shapes: ``(K, m, d) -> (k, m, outputs)`` each."""
         space, x = self.target.space, self.target.x
         for part in self.chunks(z):
-            yield quantity.checked(space.evaluate(quantity.f, space.latent(part), x), part)
+            latent = space.latent(part)
+            if quantity.continuous and isinstance(space.model, Enumerated):
+                values = with_observations(quantity.f)(space.model.first(latent), x)
+            else:
+                values = space.evaluate(quantity.f, latent, x)
+            yield quantity.checked(values, part)
 
     def chunks(self, z: Tensor) -> tuple[Tensor, ...]:
         """The particles, as many at a time as keep what is computed from them small."""
-        size = _CHUNK.get(z.device.type, _CHUNK["cpu"])
-        return z.split(max(1, size // max(1, len(self.x) * self.target.width)))
+        size = _CHUNK.get(z.device.type, _CHUNK["cpu"]) // n_states(self.target.space)
+        return z.split(max(1, size // (len(self.x) * max(_HIDDEN, self.target.width))))
 
     def escalated(self, n: int, budget: int | None, seed: int) -> tuple[Tensor, Any]:
         """The latents of the posterior by all stages of escalation, as vectors, and that posterior."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vaerdict.auditing import summary
 from vaerdict.auditing.blocks import Block, Work, escalated, examine
-from vaerdict.auditing.observed import latent_names, simulated, space_of
+from vaerdict.auditing.observed import latent_names, n_states, simulated, space_of
 from vaerdict.auditing.quantities import LATENT, RECONSTRUCTION, Quantity, as_quantities
 from vaerdict.auditing.refined import STEP
 from vaerdict.auditing.result import Audit
@@ -47,7 +47,7 @@ _LEAST_DRAWS = 80
 _MORE = 4  # times as many draws for observations that were not answered
 _DRAWS, _TOGETHER = 1000, 5  # draws of escalation, and observations escalated together
 _BUDGET = 8000  # evaluations of a search from the prior
-_BLOCK = {"cpu": 256, "cuda": 4096}
+_BLOCK, _LEAST_BLOCK = {"cpu": 128, "cuda": 4096}, 16
 _MISSING = 0.5  # nats of evidence that a search may find beyond errors before mass was missed
 _UNLABELLED = "(no label)"
 
@@ -108,7 +108,8 @@ def audit(
     seed
         Seed of everything random.
     block
-        Observations processed together, by default 256, or 4096 on a GPU. Results do not depend on it.
+        Observations processed together, by default 128, or 4096 on a GPU, and fewer with discrete latents. Results do
+        not depend on it.
     engine
         Where blocks are processed, by default one thread per core.
     title, noun
@@ -140,7 +141,6 @@ def audit(
         raise ShapeError(f"names= has {len(names)} entries for {n_obs} observations; give one each.")
     encoder, device = _encoder(model, proposal), device_of(x)
     compared = as_quantities(quantities, model)
-    size = _BLOCK.get(device.type, _BLOCK["cpu"]) if block is None else check_count(block, name="block")
     # encoders of scvi-tools draw from the global state, which threads cannot restore one by one
     with (
         started(engine),
@@ -149,6 +149,8 @@ def audit(
     ):
         space, keys = space_of(model, x), row_keys(x)
         work = Work(space, x, encoder, keys, compared, codes, len(labels), n // 2, n, seed)
+        size = max(_LEAST_BLOCK, _BLOCK.get(device.type, _BLOCK["cpu"]) // n_states(space))
+        size = size if block is None else check_count(block, name="block")
         run = _Run(work, size, engine or Threads(1 if device.type == "cuda" else None), progress)
         with run.timed("examining"):
             run.over(torch.arange(n_obs), partial(examine, work), f"{noun} examined")

@@ -30,12 +30,15 @@ class Quantity:
         Factor from the values of f to that unit.
     features
         Names of its outputs.
+    continuous
+        Whether it is the same in every state of the discrete latents, so that one evaluation serves all.
     """
 
     f: Callable[..., Tensor]
     unit: str = ""
     scale: float = 1.0
     features: Sequence[str] | None = field(default=None, repr=False)
+    continuous: bool = False
 
     def checked(self, values: Tensor, z: Tensor) -> Tensor:
         """The values of f at particles z in the unit, one row of outputs each. Shapes: ``-> (K, m, outputs)``."""
@@ -62,7 +65,7 @@ def default_quantities(model: Any, features: Sequence[str] | None = None) -> dic
         "accessibility": ("accessibility", "%", 100.0, features),
     }
     return {
-        name: Quantity(partial(_at, getattr(model, method)), unit, scale, names)
+        name: Quantity(partial(_at, getattr(model, method)), unit, scale, names, continuous=True)
         for name, (method, unit, scale, names) in offered.items()
         if hasattr(model, method)
     }

@@ -27,7 +27,7 @@ STEP = 40
 
 _ROUNDS = 3
 _FIRST = {"LOCAL": 0.5, "WIDE": 0.4, "encoder": 0.05, "PRIOR": 0.05}
-_SHARES = {"MOMENTS": 0.7, "LOCAL": 0.1, "WIDE": 0.1, "encoder": 0.05, "PRIOR": 0.05}
+_SHARES = {"LOCAL": 0.1, "WIDE": 0.1, "encoder": 0.05, "PRIOR": 0.05, "MOMENTS": 0.7}
 _DF, _WIDE = 8.0, 1.5
 _LATENTS = 10  # with more latents the Student-t of the moments is less wide
 _EFFECTIVE = 5.0  # effective draws per latent behind a covariance; where there are fewer, weights are flattened
@@ -65,21 +65,32 @@ class Sample(NamedTuple):
 def weigh(observed: Observed, q: Proposal, n: int, *, generator: Randomness) -> Sample:
     """Draw n particles of q per observation and weight them; unusable weights do not raise."""
     z, log_q = q.draw(observed.x, n, generator=generator)
+    return _weighted(observed, z, log_q)
+
+
+def _weighted(observed: Observed, z: Tensor, log_q: Tensor) -> Sample:
     log_p = observed.log_joint(z)
     log_w = log_p.double() - log_q.double()
     usable = log_w.amax(0).isfinite()  # a maximum propagates NaN
     log_w = torch.where(usable, log_w, 0.0)
     khat = torch.where(usable, diagnostics.khat(log_w), torch.inf)
     ess = torch.where(usable, diagnostics.ess(log_w), 0.0)
-    return Sample(z, log_p, log_w, khat, ess, diagnostics.verdict(khat, ess, n))
+    return Sample(z, log_p, log_w, khat, ess, diagnostics.verdict(khat, ess, len(z)))
 
 
 class Refined(NamedTuple):
-    """Draws of a refined mixture, where its search began, and the component that each came from, ``source (n,)``."""
+    """Draws of a refined mixture, and where its search began.
+
+    `log_parts` are the log-densities of the draws under each component of the mixture, `source` is the component that
+    each came from.
+
+    Shapes: ``start (m, d)``, ``log_parts (components, n, m)``, ``source (n,)``.
+    """
 
     sample: Sample
     start: Tensor
     mixture: Mixture
+    log_parts: Tensor
     source: Tensor
 
 
@@ -96,19 +107,39 @@ def refined(observed: Observed, n: int, *, generator: Randomness) -> Refined:
         "encoder": observed.encoder,
         "PRIOR": observed.target.prior,
     }
-    q, used, pool = Mixture(components, _FIRST), list[Mixture](), list[Sample]()
+    q, fitted, pool = Mixture(components, _FIRST), list[Elliptical](), list[Refined]()
     for _ in range(_ROUNDS):
-        used.append(q)
-        pool.append(weigh(observed, q, max(STEP, n // _ROUNDS), generator=generator))
-        q = Mixture({"MOMENTS": _moments(observed, pool, used), **components}, _SHARES)
-    return Refined(weigh(observed, q, n, generator=generator), start, q, q.source(n).to(start.device))
+        pool.append(_draws(observed, start, q, max(STEP, n // _ROUNDS), generator))
+        fitted.append(_moments(pool, fitted))
+        q = Mixture({**components, "MOMENTS": fitted[-1]}, _SHARES)
+    return _draws(observed, start, q, n, generator)
 
 
-def _moments(observed: Observed, pool: list[Sample], used: list[Mixture]) -> Elliptical:
-    """A Student-t with the mean and covariance of all draws so far, weighted by the mixture of their proposals."""
-    z, log_p = (torch.cat([getattr(sample, name) for sample in pool]) for name in ("z", "log_p"))
-    log_q = torch.stack([q.log_prob(z, observed.x).double() for q in used])
-    log_w = log_p.double() - torch.logsumexp(log_q, 0)
+def _draws(observed: Observed, start: Tensor, q: Mixture, n: int, generator: Randomness) -> Refined:
+    """Draw from a mixture; every component is evaluated once at every draw."""
+    counts, x = q.allocation(n), observed.x
+    z = torch.cat([q.components[name].draw(x, k, generator=generator).z for name, k in counts.items() if k])
+    log_parts = torch.cat([q.component_log_prob(part, x).double() for part in observed.chunks(z)], 1)
+    sample = _weighted(observed, z, _log_density(log_parts, list(q.shares.values())))
+    return Refined(sample, start, q, log_parts, q.source(n).to(z.device))
+
+
+def _log_density(log_parts: Tensor, shares: list[float]) -> Tensor:
+    """Log-density of a mixture from that of its components. Shapes: ``(components, n, m) -> (n, m)``."""
+    log_share = torch.tensor(shares, dtype=torch.float64, device=log_parts.device).log()
+    return torch.logsumexp(log_parts + log_share[:, None, None], 0)
+
+
+def _moments(pool: list[Refined], fitted: list[Elliptical]) -> Elliptical:
+    """A Student-t with the mean and covariance of all draws so far, weighted by the mixture of their proposals.
+
+    All proposals share their first components; from the second on they have one more, fitted before.
+    """
+    z, log_p = (torch.cat([getattr(draws.sample, name) for draws in pool]) for name in ("z", "log_p"))
+    base = torch.cat([draws.log_parts[: len(_FIRST)] for draws in pool], 1)
+    parts = [torch.cat([base, q.log_prob(z).double().unsqueeze(0)]) for q in fitted]
+    log_q = [_log_density(base, list(_FIRST.values())), *(_log_density(part, list(_SHARES.values())) for part in parts)]
+    log_w = log_p.double() - torch.logsumexp(torch.stack(log_q), 0)
     d, like, z = z.shape[-1], z, z.double()
     weight = torch.softmax(_flattened(log_w, min(_EFFECTIVE * d, len(z) / 3)), 0)
     mean = torch.einsum("nm,nmi->mi", weight, z)
