@@ -70,6 +70,7 @@ _KERNEL_DF = 5.0
 _PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
 _EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 3
 _BROAD = 2.5  # scale of the wide copies of fitted kernels
+_ROUNDING = 1e-12  # relative distance of the query from its mean below which it is rounding
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
 _LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
 
@@ -319,6 +320,7 @@ class _Stages(Sampling):
         log_w = torch.nan_to_num(draws.log_w.double(), nan=-torch.inf)
         weight = log_normalise(log_w).exp().unsqueeze(-1)
         distance = (values - (weight * values).sum(0)).abs()
+        distance = torch.where(distance > _ROUNDING * distance.amax(0), distance, 0.0)
         relative = distance / (weight * distance).sum(0).clamp_min(torch.finfo(torch.double).tiny)
         return log_w + relative.sum(-1).log()
 
