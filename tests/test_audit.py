@@ -261,7 +261,7 @@ def test_a_page_without_answers(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"proposal": None}, SettingError, "no attribute `encoder`"),
+        ({"proposal": None}, SettingError, "no attribute `encoder` or `guide`"),
         ({"proposal": 3.0}, SettingError, "no draw and no log_prob"),
         ({"groups": ["a"]}, ShapeError, "1 labels for 300"),
         ({"names": ["a"]}, ShapeError, "1 entries for 300"),
@@ -330,6 +330,27 @@ def test_several_latents_and_structured_observations():
     assert record["lower"] - 5 * record["error"] < evidence < record["upper"] + 5 * record["error"]
     row = quantity(audit, "distance")["features"][0]
     assert abs(row["value"]) < 5 * row["shift_error"]
+
+
+def test_an_estimate_that_leaves_the_support_is_averaged_inside():
+    class Box:
+        """X is normal about z, which is uniform on (0, 1): the posterior is a truncated normal."""
+
+        prior = td.Independent(td.Uniform(torch.zeros(1), torch.ones(1)), 1)
+
+        def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+            return td.Normal(z[..., 0], 0.2).log_prob(x[:, 0]) + self.prior.log_prob(z)
+
+    x = torch.full((20, 1), 0.1)
+    wide = vd.as_proposal(lambda x: td.Independent(td.Normal(x, 0.2), 1))
+    audit = vd.audit(Box(), x, wide, n=400, n_searched=0)
+    row = quantity(audit, "latent")["features"][0]
+    assert 0 < row["plugin"] < 1
+    assert abs(row["shift"]) < 5 * row["shift_error"]  # inside the box the estimate is exact
+    low, high = td.Normal(0.0, 1.0).cdf(torch.tensor([-0.5, 4.5])).tolist()
+    density = td.Normal(0.0, 1.0).log_prob(torch.tensor([-0.5, 4.5])).exp().tolist()
+    exact = 0.1 + 0.2 * (density[0] - density[1]) / (high - low)
+    assert abs(row["value"] - exact) < 5 * row["shift_error"]
 
 
 def test_discrete_latents_alone_are_refused():

@@ -83,7 +83,7 @@ def examine(work: Work, rows: Tensor) -> Block:
         "verdict_encoder": own.verdict,
         "elbo": torch.where(own.usable, own.log_w.mean(0), torch.nan),
         "iwelbo": own.log_evidence,
-        "location": draws.start,
+        "mean_encoder": _encoder_mean(observed, own),
     }
     if work.latents is None:
         columns["upper"] = upper_bound(draws)
@@ -114,7 +114,7 @@ def _compared(
     work: Work, rows: Tensor, observed: Observed, own: Sample, sample: Sample, columns: dict[str, Tensor]
 ) -> Block:
     """The columns of refined inference, and the movement of every quantity where that is reliable."""
-    n = columns.get("draws", torch.full_like(sample.ess, len(sample.z)))
+    n, latents = columns.get("draws", torch.full_like(sample.ess, len(sample.z))), observed.latents(sample.z)
     columns = {
         "lower": sample.log_evidence,
         "draws": n,
@@ -123,9 +123,9 @@ def _compared(
         "khat": sample.khat,
         "ess": sample.ess / n,
         "verdict": sample.verdict,
-        "mean": _mean(sample, slice(None)),
-        "mean_even": _mean(sample, slice(0, None, 2)),
-        "mean_odd": _mean(sample, slice(1, None, 2)),
+        "mean": _mean(latents, sample.log_w),
+        "mean_even": _mean(latents[::2], sample.log_w[::2]),
+        "mean_odd": _mean(latents[1::2], sample.log_w[1::2]),
     }
     answered, sums = sample.verdict == Verdict.OK, dict[str, Tensor]()
     for name, values in _quantities(work, observed):
@@ -147,6 +147,13 @@ def _values(observed: Observed, quantity: Quantity, sample: Sample) -> Iterable[
     return observed.values(quantity, sample.z)
 
 
-def _mean(sample: Sample, part: slice) -> Tensor:
-    """Posterior mean of the latents by some of the draws. Shapes: ``-> (m, d)``."""
-    return torch.einsum("nm,nmd->md", torch.softmax(sample.log_w[part], 0), sample.z[part].double())
+def _encoder_mean(observed: Observed, own: Sample) -> Tensor:
+    """Mean of the latents under the encoder: its location, or that of its possible draws. Shapes: ``-> (m, d)``."""
+    exact = observed.exact_location()
+    possible = torch.where(own.log_w.isneginf(), own.log_w, 0.0)
+    return _mean(observed.latents(own.z), possible) if exact is None else exact.double()
+
+
+def _mean(latents: Tensor, log_w: Tensor) -> Tensor:
+    """Weighted mean. Shapes: ``(n, m, d), (n, m) -> (m, d)``."""
+    return torch.einsum("nm,nmd->md", torch.softmax(log_w, 0), latents.double())

@@ -47,11 +47,13 @@ def movement(before: Iterable[Tensor], after: Iterable[Tensor], encoder: Sample,
     before, after
         Values at the draws of `encoder` and of `posterior`, some particles at a time, ``(k, m, outputs)`` each.
     encoder, posterior
-        Draws of m observations; the weights of those of the encoder are ignored.
+        Draws of m observations. Those of the encoder count alike, except that draws which are impossible under the
+        model do not count: an estimate of a bounded latent may leave its support.
     """
-    n = len(encoder.z)
-    centre, mean, square = _sums(before, torch.full_like(encoder.log_w, 1 / n).unsqueeze(0), None)
-    encoder_variance = (square[0] - mean[0].square()).clamp_min(0) * n / max(1, n - 1)
+    possible = (~encoder.log_w.isneginf()).double()
+    n = possible.sum(0).unsqueeze(-1)
+    centre, mean, square = _sums(before, (possible / possible.sum(0)).unsqueeze(0), None)
+    encoder_variance = (square[0] - mean[0].square()).clamp_min(0) * n / (n - 1).clamp_min(1)
     smooth = torch.softmax(diagnostics.psis(posterior.log_w)[0], 0)
     raw = torch.softmax(posterior.log_w, 0).square()
     _, first, second = _sums(after, torch.stack([smooth, raw]), centre)

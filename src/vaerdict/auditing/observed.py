@@ -15,6 +15,7 @@ from vaerdict.inference import posterior
 from vaerdict.inference.target import Space, Target, TargetProposal, with_observations
 from vaerdict.models import Enumerated
 from vaerdict.noise import Randomness, seeded
+from vaerdict.refinement import location
 
 _CHUNK = {"cpu": 2**22, "cuda": 2**27}  # numbers computed at a time
 _HIDDEN = 512  # numbers that a network computes for a particle at least
@@ -27,6 +28,14 @@ def space_of(model: Model, x: Observations) -> Space:
     if not space.parts:
         raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
     return space
+
+
+def state_coordinates(space: Space) -> list[int]:
+    """Coordinates of the latent that represents an observation: the model's ``state`` among several, else all."""
+    model = space.model.model if isinstance(space.model, Enumerated) else space.model
+    names = [part.name for part in space.parts for _ in range(part.size)]
+    state = getattr(model, "state", None)
+    return [i for i, name in enumerate(names) if name == state] or list(range(len(names)))
 
 
 def n_states(space: Space) -> int:
@@ -69,6 +78,15 @@ class Observed:
         """Where a search may begin: the location of the encoder, zero where it is not finite. Shapes: ``-> (m, d)``."""
         start = self.encoder.location(self.x, generator)
         return torch.where(start.isfinite().all(-1, keepdim=True), start, 0.0)
+
+    def exact_location(self) -> Tensor | None:
+        """The location of the encoder where it has one in the space of the latents. Shapes: ``-> (m, d)``."""
+        if any(part.transform is not None or part.name for part in self.target.space.parts):
+            return None
+        try:
+            return location(self.encoder.base, self.target.x, None)
+        except SettingError:
+            return None
 
     @torch.no_grad()
     def log_joint(self, z: Tensor) -> Tensor:

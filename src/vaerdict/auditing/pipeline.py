@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vaerdict.auditing import summary
 from vaerdict.auditing.blocks import Block, Work, escalated, examine
-from vaerdict.auditing.observed import latent_names, n_states, simulated, space_of
+from vaerdict.auditing.observed import latent_names, n_states, simulated, space_of, state_coordinates
 from vaerdict.auditing.quantities import LATENT, RECONSTRUCTION, Quantity, as_quantities
 from vaerdict.auditing.refined import STEP
 from vaerdict.auditing.result import Audit
@@ -84,7 +84,8 @@ def audit(
     x
         Observations: a tensor ``(n_obs, ...)``, or a tuple or mapping of tensors with one leading axis.
     proposal
-        The encoder, or whatever `vaerdict.as_proposal` accepts; by default ``model.encoder``.
+        The encoder, or whatever `vaerdict.as_proposal` accepts; by default ``model.encoder`` or
+        ``model.guide``.
     quantities
         Functions ``f(z)`` or ``f(z, x)``, or `Quantity`, by name; by default those that the model offers (normalised
         expression, class probabilities, accessibility). Latents and the log-likelihood of the observation are always
@@ -192,7 +193,7 @@ def _results(run: _Run, groups: Sequence[str], n_neighbours: int) -> dict[str, A
         "encoder": summary.proposal_record(columns, "_encoder", work.n_encoder),
         "refined": summary.proposal_record(columns, "", work.n),
         "quantities": quantities,
-        "neighbours": summary.neighbours_record(columns, n_neighbours),
+        "neighbours": summary.neighbours_record(columns, n_neighbours, state_coordinates(work.space)),
         "evidence": summary.evidence_record(columns, work.n_encoder),
         "groups": summary.group_records(columns, work.group, groups, list(compared)) if len(groups) > 1 else [],
         "histogram": summary.histogram(columns),
@@ -286,9 +287,11 @@ class _Run:
 
 
 def _encoder(model: Any, proposal: Any) -> Proposal:
-    encoder = getattr(model, "encoder", None) if proposal is None else proposal
+    encoder = getattr(model, "encoder", getattr(model, "guide", None)) if proposal is None else proposal
     if encoder is None:
-        raise SettingError(f"{type(model).__name__} has no attribute `encoder`; pass the encoder as proposal=.")
+        raise SettingError(
+            f"{type(model).__name__} has no attribute `encoder` or `guide`; pass the encoder as proposal=."
+        )
     return as_proposal(encoder)
 
 

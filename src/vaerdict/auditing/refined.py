@@ -79,16 +79,15 @@ def _weighted(observed: Observed, z: Tensor, log_q: Tensor) -> Sample:
 
 
 class Refined(NamedTuple):
-    """Draws of a refined mixture, and where its search began.
+    """Draws of a refined mixture.
 
     `log_parts` are the log-densities of the draws under each component of the mixture, `source` is the component that
     each came from.
 
-    Shapes: ``start (m, d)``, ``log_parts (components, n, m)``, ``source (n,)``.
+    Shapes: ``log_parts (components, n, m)``, ``source (n,)``.
     """
 
     sample: Sample
-    start: Tensor
     mixture: Mixture
     log_parts: Tensor
     source: Tensor
@@ -109,19 +108,19 @@ def refined(observed: Observed, n: int, *, generator: Randomness) -> Refined:
     }
     q, fitted, pool = Mixture(components, _FIRST), list[Elliptical](), list[Refined]()
     for _ in range(_ROUNDS):
-        pool.append(_draws(observed, start, q, max(STEP, n // _ROUNDS), generator))
+        pool.append(_draws(observed, q, max(STEP, n // _ROUNDS), generator))
         fitted.append(_moments(pool, fitted))
         q = Mixture({**components, "MOMENTS": fitted[-1]}, _SHARES)
-    return _draws(observed, start, q, n, generator)
+    return _draws(observed, q, n, generator)
 
 
-def _draws(observed: Observed, start: Tensor, q: Mixture, n: int, generator: Randomness) -> Refined:
+def _draws(observed: Observed, q: Mixture, n: int, generator: Randomness) -> Refined:
     """Draw from a mixture; every component is evaluated once at every draw."""
     counts, x = q.allocation(n), observed.x
     z = torch.cat([q.components[name].draw(x, k, generator=generator).z for name, k in counts.items() if k])
     log_parts = torch.cat([q.component_log_prob(part, x).double() for part in observed.chunks(z)], 1)
     sample = _weighted(observed, z, _log_density(log_parts, list(q.shares.values())))
-    return Refined(sample, start, q, log_parts, q.source(n).to(z.device))
+    return Refined(sample, q, log_parts, q.source(n).to(z.device))
 
 
 def _log_density(log_parts: Tensor, shares: list[float]) -> Tensor:

@@ -126,15 +126,15 @@ def _features(sums: Tensor, names: Sequence[str], groups: Sequence[str]) -> list
     return rows
 
 
-def neighbours_record(columns: Columns, k: int) -> dict[str, Any] | None:
+def neighbours_record(columns: Columns, k: int, coordinates: Sequence[int]) -> dict[str, Any] | None:
     """The share of nearest neighbours that stay, beside that between two halves of the refined draws."""
     n = len(columns["mean"])
     if n < 3 or k < 1:
         return None
     k = min(k, n - 1)
     answered = columns["verdict"] == Verdict.OK
-    kept = share_kept(columns["location"], columns["mean"], k)
-    between = share_kept(columns["mean_even"], columns["mean_odd"], k)
+    before, after, even, odd = (columns[f"mean{name}"][:, coordinates] for name in ("_encoder", "", "_even", "_odd"))
+    kept, between = share_kept(before, after, k), share_kept(even, odd, k)
     return {"k": k, "kept": _mean(kept[answered]), "kept_between_halves": _mean(between[answered])}
 
 
