@@ -79,8 +79,8 @@ def movement_picture(quantities: Sequence[Row], groups: Sequence[Row]) -> Pictur
     by_group = " Small points are groups." if groups else ""
     return Picture(
         "movement",
-        "Movement of each quantity from the average of the encoder to refined inference, for a typical observation, in "
-        f"posterior standard deviations.{by_group} Near is to the left of the dashed line.",
+        "Movement of each quantity from the average of the encoder to refined inference, in posterior standard "
+        f"deviations (medians).{by_group} Near is to the left of the dashed line.",
         "Movement of " + ", ".join(f"{row['name']} {row['median_sd'] or 0:.2f}" for row in quantities) + ".",
         lambda: _draw_movement(quantities, groups),
     )

@@ -24,6 +24,7 @@ _WORDS = (
     ("refined inference", "Importance sampling from proposals fitted to the posterior of each observation."),
     ("posterior standard deviation", "The spread of a quantity given one observation, by refined inference."),
     ("near", f"Within {NEAR:g} posterior standard deviations (root mean square over the outputs of a quantity)."),
+    ("reconstruction", "The log-likelihood of the observation given its latents, averaged over these."),
     ("nats", "Units of log evidence, with the natural logarithm."),
 )
 
@@ -95,7 +96,7 @@ def _most(results: Row) -> str:
         return f"No quantity moves by more than {_LITTLE:g} posterior standard deviations for most of the {noun}."
     sentence = (
         f"What moves most under refined inference: {quantity['name']}, by {_number(typical)} posterior standard "
-        f"deviations for a typical one of the {noun}"
+        f"deviations (median over {noun})"
     )
     if feature is None or quantity["n_outputs"] == 1:
         return f"{sentence}."
@@ -112,11 +113,11 @@ def _gap(results: Row) -> str:
     evidence = results["evidence"]
     if not evidence["n"]:
         return "The evidence could not be bounded."
-    low, high = (number(evidence[key], 2) for key in ("lower", "upper"))
+    low, high = (number(evidence[key], 3) for key in ("lower", "upper"))
     return (
         f"The encoder's evidence lower bound (ELBO) is {number(evidence['lower'] - evidence['elbo'], 2)} nats per "
         f"observation below the log evidence, which refined inference bounds between {low} and {high} "
-        f"(± {2 * evidence['error']:.2f})."
+        f"(± {2 * evidence['error']:.3f})."
     )
 
 
@@ -124,7 +125,7 @@ def findings(results: Row) -> list[Finding]:
     """The parts of the verdict, each with its evidence."""
     verdict, noun = results["verdict"], results["noun"]
     encoder, refined, search = results["encoder"], results["refined"], results["search"]
-    low, middle, high = map(_number, encoder["khat"])
+    low, middle, high = map(_khat, encoder["khat"])
     proposal = Finding(
         f"The encoder as a proposal: its importance weights are reliable for {percent(encoder['share_reliable'])} of "
         f"the {noun}.",
@@ -146,7 +147,7 @@ def findings(results: Row) -> list[Finding]:
         f"{percent(refined['share_reliable'])} of the {noun}.",
         *_badge(verdict["refined"]),
         [
-            f"k-hat {_number(refined['khat'][1])}; {percent(refined['ess'][1])} of {refined['n_draws']} draws are "
+            f"k-hat {_khat(refined['khat'][1])}; {percent(refined['ess'][1])} of {refined['n_draws']} draws are "
             f"effective (medians). {refined['n_repeated']:,} {noun} were repeated with four times as many draws.",
             f"Modes were also searched from the prior for {search['n']} {noun} chosen at random: posterior mass was "
             f"missed for {search['n_missed']}. A mode that neither search reaches would not be noticed.",
@@ -183,8 +184,6 @@ def _groups(groups: Sequence[Row], quantities: Sequence[Row], noun: str) -> list
         Column("khat_encoder", "k-hat, encoder"),
         Column("ess_encoder", "effective draws, encoder, %", 1, 100),
         Column("share_answered", "refined reliable, %", 1, 100),
-        Column("khat", "k-hat, refined"),
-        Column("ess", "effective draws, refined, %", 1, 100),
         Column("gap", "ELBO below evidence, nats"),
         *(Column(f"near {q['name']}", f"{q['name']} near, %", 0, 100) for q in quantities),
     ]
@@ -209,7 +208,6 @@ def _quantities_table(quantities: Sequence[Row], noun: str) -> Table:
         Column("share_near", f"{noun} near, %", 1, 100),
         Column("median_sd", "movement, posterior SD"),
         Column("rms", "movement, units", 3),
-        Column("unit", "unit"),
         Column("plugin", "mean by encoder", 2),
         Column("value", "mean, refined", 2),
         Column("spread", f"spread between {noun}, units", 3),
@@ -217,14 +215,18 @@ def _quantities_table(quantities: Sequence[Row], noun: str) -> Table:
         Column("sd_ratio", "SD of encoder / posterior"),
     ]
     rows = [
-        {**row, **_only(row), "unit": row["unit"] or None, "verdict": of_share(row["share_near"]).name.lower()}
+        {**row, **_only(row), "name": _with_unit(row), "verdict": of_share(row["share_near"]).name.lower()}
         for row in quantities
     ]
     note = (
-        f"Movement in posterior SD is that of a typical (median) one of the {noun}, root mean square over outputs; in "
-        "units it is the root mean square over all. Both are without the Monte-Carlo error. SD: standard deviation."
+        f"SD: standard deviation. Movement in posterior SD is the median over {noun} of the root mean square over "
+        "outputs; in units it is the root mean square over both. Neither includes the Monte-Carlo error."
     )
     return Table("quantities", "From the encoder to refined inference", columns, rows, note)
+
+
+def _with_unit(quantity: Row) -> str:
+    return f"{quantity['name']} ({quantity['unit']})" if quantity["unit"] else quantity["name"]
 
 
 def _only(quantity: Row) -> dict[str, Any]:
@@ -263,8 +265,8 @@ def _evidence_table(results: Row) -> Table | None:
     simulated = results["simulated"]
     columns = [
         Column("what", "bound on log p(x)"),
-        Column("observed", f"{results['n_observations']:,} {results['noun']}"),
-        *([Column("simulated", f"{simulated['n_pairs']} simulated pairs")] if simulated else []),
+        Column("observed", f"{results['n_observations']:,} {results['noun']}", 3),
+        *([Column("simulated", f"{simulated['n_pairs']} simulated pairs", 3)] if simulated else []),
     ]
     draws = results["evidence"]["n_draws_encoder"]
     names = {
@@ -315,6 +317,10 @@ def _number(value: float | None) -> str:
     if value is None or value != value:
         return "\N{EN DASH}"
     return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _khat(value: float | None) -> str:
+    return _number(value) if value is None or value != value else number(value, 2)
 
 
 def _signed(value: float | None) -> str:

@@ -45,24 +45,29 @@ class Quantity:
         if not isinstance(values, Tensor) or values.shape[:2] != z.shape[:2]:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"a quantity returned {shape}; it must begin with {tuple(z.shape[:2])}.")
-        return self.scale * values.reshape(*values.shape[:2], -1)
+        values = values.reshape(*values.shape[:2], -1)
+        if self.features is not None and len(self.features) != values.shape[-1]:
+            raise ShapeError(
+                f"{len(self.features)} features are named, but the quantity has {values.shape[-1]} outputs."
+            )
+        return self.scale * values
 
     def names(self, n: int) -> list[str]:
         """The names of its n outputs."""
-        if self.features is not None and len(self.features) != n:
-            raise ShapeError(f"{len(self.features)} features are named, but the quantity has {n} outputs.")
         return [str(i + 1) for i in range(n)] if self.features is None else [str(name) for name in self.features]
 
 
-def default_quantities(model: Any, features: Sequence[str] | None = None) -> dict[str, Quantity]:
+def default_quantities(
+    model: Any, genes: Sequence[str] | None = None, regions: Sequence[str] | None = None
+) -> dict[str, Quantity]:
     """Normalised expression, class probabilities and accessibility, where a model offers them.
 
-    `features` are the names of the genes or regions.
+    `genes` and `regions` are their names, in the order of the outputs.
     """
     offered = {
-        "normalised expression": ("expression", "counts per 10,000", 1e4, features),
+        "normalised expression": ("expression", "counts per 10,000", 1e4, genes),
         "class probabilities": ("class_probabilities", "%", 100.0, getattr(model, "classes", None)),
-        "accessibility": ("accessibility", "%", 100.0, features),
+        "accessibility": ("accessibility", "%", 100.0, regions),
     }
     return {
         name: Quantity(partial(_at, getattr(model, method)), unit, scale, names, continuous=True)

@@ -13,7 +13,7 @@ from vaerdict.auditing.result import Audit
 from vaerdict.core import Progress, check_count, silent
 from vaerdict.de.data import column, open_data
 from vaerdict.engines import Engine
-from vaerdict.models.scvi import from_scvi
+from vaerdict.models.scvi import ScviModel, from_scvi
 from vaerdict.models.scvi.saved import load_scvi
 
 N_CELLS = 10_000
@@ -58,7 +58,7 @@ def audit_saved(
     return audit(
         model,
         x,
-        quantities=default_quantities(model, adata.var_names.astype(str).tolist()),
+        quantities=default_quantities(model, *_features(model, adata)),
         groups=None if labels is None else labels[cells].tolist(),
         names=adata.obs_names[cells].tolist(),
         seed=seed,
@@ -67,3 +67,9 @@ def audit_saved(
         noun="cells",
         progress=progress,
     )
+
+
+def _features(model: ScviModel, adata: Any) -> tuple[list[str], list[str]]:
+    """The names of genes and of regions; a model of both has the genes first."""
+    names, n_genes = adata.var_names.astype(str).tolist(), getattr(model.module, "n_input_genes", None)
+    return (names, names) if n_genes is None else (names[:n_genes], names[n_genes:])
