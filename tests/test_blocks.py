@@ -133,3 +133,9 @@ def test_settings_that_cannot_be_used_are_refused():
         vd.expect(MODEL, X, lambda z: z, engine=Local(2), block=10)
     with pytest.raises(SettingError, match="block=0 must be a whole number of at least 1"):
         vd.expect(MODEL, X, positive, block=0)
+
+
+def test_seeds_may_be_numpy_integers():
+    numpy = pytest.importorskip("numpy")
+    first, again = (vd.expect(MODEL, X[:5], positive, n=128, tolerance=0.2, seed=s).value for s in (7, numpy.int64(7)))
+    assert torch.equal(first, again)
