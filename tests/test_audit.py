@@ -164,6 +164,10 @@ def test_simulated_pairs_bracket_too():
         space_of(MODEL, x), x, Encoder(), row_keys(x), {}, torch.zeros(50, dtype=torch.long), 1, 200, 400, 0, latents=z
     )
     right = summary.simulated_record(examine(work, torch.arange(50)).columns, 200)
+    given = vd.audit(Chain(), CHAIN, vd.Prior(Chain.prior), n=400, n_searched=0, n_pairs=60, sample_x=chained)
+    record = given.results["simulated"]
+    assert record["n_pairs"] == 60
+    assert abs(record["width"]) < 0.02 + 5 * record["width_error"]
     assert right["lower"] - 0.02 < MODEL.log_evidence(x).mean() < right["upper"] + 0.02
 
 
@@ -310,8 +314,16 @@ class Chain:
         return likelihood + self.prior.log_prob(z, x)
 
 
+CHAIN = {"value": torch.linspace(-2, 2, 30), "variance": torch.full((30,), 0.5)}
+
+
+def chained(z: Any, generator: torch.Generator) -> dict[str, Tensor]:
+    noise = torch.randn(len(z.z1), generator=generator)
+    return {"value": z.z1[:, 0] + math.sqrt(0.5) * noise, "variance": torch.full((len(noise),), 0.5)}
+
+
 def test_several_latents_and_structured_observations():
-    x = {"value": torch.linspace(-2, 2, 30), "variance": torch.full((30,), 0.5)}
+    x = CHAIN
     audit = vd.audit(
         Chain(),
         x,

@@ -14,7 +14,7 @@ from vaerdict.core import Latent, Model, Observations, Proposal, SettingError, m
 from vaerdict.inference import posterior
 from vaerdict.inference.target import Space, Target, TargetProposal, with_observations
 from vaerdict.models import Enumerated
-from vaerdict.noise import Randomness, seeded
+from vaerdict.noise import Randomness
 from vaerdict.refinement import location
 
 _CHUNK = {"cpu": 2**22, "cuda": 2**27}  # numbers computed at a time
@@ -126,8 +126,3 @@ class Observed:
         answer = posterior(model, self.target.x, encoder, n, tolerance=_TOLERANCE, budget=budget, seed=seed)
         known = map_latent(lambda t: torch.where(answer.failed.unsqueeze(-1), 0.0, t), answer.z)
         return self.target.space.vector(known), answer
-
-
-def simulated(model: Any, n: int, seed: int) -> tuple[Observations, Latent] | None:
-    """Pairs (x, z) from the model, None if it cannot simulate. Shapes: ``-> x (n, ...), z (n, d)``."""
-    return model.simulate(n, generator=seeded(seed)) if n > 0 and hasattr(model, "simulate") else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vaerdict.auditing import summary
 from vaerdict.auditing.blocks import Block, Work, escalated, examine
-from vaerdict.auditing.observed import latent_names, n_states, simulated, space_of, state_coordinates
+from vaerdict.auditing.observed import latent_names, n_states, space_of, state_coordinates
 from vaerdict.auditing.quantities import LATENT, RECONSTRUCTION, Quantity, as_quantities
 from vaerdict.auditing.refined import STEP
 from vaerdict.auditing.result import Audit
@@ -40,6 +40,7 @@ from vaerdict.core import (
 )
 from vaerdict.diagnostics import Verdict
 from vaerdict.engines import Engine, Threads, ordered_results, started
+from vaerdict.inference.check import SampleX, simulated
 from vaerdict.noise import row_keys, seeded
 from vaerdict.proposals import as_proposal
 
@@ -65,6 +66,7 @@ def audit(
     n_retried: int = 1000,
     n_searched: int = 10,
     n_pairs: int = 200,
+    sample_x: SampleX | None = None,
     seed: int = 0,
     block: int | None = None,
     engine: Engine | None = None,
@@ -105,7 +107,10 @@ def audit(
         Number of observations, chosen at random, whose modes are searched from the prior too. As many of those still
         not answered are escalated.
     n_pairs
-        Number of pairs (x, z) simulated by a model that has ``simulate``, for exact bounds on its evidence.
+        Number of pairs (x, z) that the model simulates, for exact bounds on its evidence.
+    sample_x
+        Function ``(z, generator) -> x`` that draws an observation given each latent; by default pairs are from
+        ``model.simulate(n_pairs, generator=...)``, and there are none without either.
     seed
         Seed of everything random.
     block
@@ -160,7 +165,7 @@ def audit(
         with run.timed("searching"):
             search = run.search(n_searched, f"{noun} searched from the prior")
         with run.timed("simulating"):
-            pairs = run.simulate(simulated(model, n_pairs, seed), "simulated pairs")
+            pairs = run.simulate(_pairs(model, encoder, sample_x, n_pairs, seed), "simulated pairs")
     settings = {"n": n, "n_neighbours": n_neighbours, "n_retried": n_retried, "n_searched": n_searched}
     results = {
         "experiment": "audit",
@@ -266,8 +271,8 @@ class _Run:
         return {"n": len(rows), "n_missed": n_missed, "n_escalated": len(unanswered), "n_answered": n_answered}
 
     def simulate(self, pairs: tuple[Observations, Latent] | None, what: str) -> dict[str, Any] | None:
-        """Bounds on the evidence of simulated pairs; None where there are none or the encoder is made for fixed x."""
-        if pairs is None or hasattr(self.work.encoder, "select"):
+        """Bounds on the evidence of simulated pairs; None where there are none."""
+        if pairs is None:
             return None
         x, z = pairs
         latents = self.work.space.vector(map_latent(lambda t: t.unsqueeze(0), z))[0]
@@ -293,6 +298,14 @@ def _encoder(model: Any, proposal: Any) -> Proposal:
             f"{type(model).__name__} has no attribute `encoder` or `guide`; pass the encoder as proposal=."
         )
     return as_proposal(encoder)
+
+
+def _pairs(
+    model: Model, encoder: Proposal, sample_x: SampleX | None, n: int, seed: int
+) -> tuple[Observations, Latent] | None:
+    """Simulated pairs; None where the model cannot simulate, or the encoder is made for fixed observations."""
+    possible = n > 0 and (sample_x is not None or hasattr(model, "simulate")) and not hasattr(encoder, "select")
+    return simulated(model, sample_x, n, seeded(seed)) if possible else None
 
 
 def _codes(groups: Sequence[Any] | None, n: int) -> tuple[Tensor, list[str]]:
