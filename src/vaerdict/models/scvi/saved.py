@@ -48,6 +48,8 @@ def load_scvi(folder: str | Path, adata: Any) -> Any:
     kind = getattr(scvi.model, name, None) or getattr(require("scvi.external", "scvi"), name, None)
     if not (isinstance(kind, type) and issubclass(kind, scvi.model.base.BaseModelClass)):
         raise DataError(f"{folder / _FILE} is of class {name!r}, which is no model of scvi-tools {scvi.__version__}.")
+    if saved["attr_dict"]["registry_"].get("setup_method_name") == "setup_mudata" and not hasattr(adata, "mod"):
+        raise DataError(f"{folder} is of a {name} of a MuData; an AnnData (.h5ad) does not have its modalities.")
     try:
         with isolated(0), tempfile.TemporaryDirectory() as copy:
             torch.save(saved, Path(copy) / _FILE)
