@@ -88,8 +88,8 @@ def test_a_file_of_another_kind_is_refused(altered, folder, cells, tmp_path):
         registry = attributes["registry_"] | {"model_name": name}
         with pytest.raises(DataError, match=f"class '{name}'"):
             load_scvi(altered(attr_dict=attributes | {"registry_": registry}), cells.copy())
+    registry = attributes["registry_"] | {"setup_method_name": "setup_mudata"}
     with pytest.raises(DataError, match="a MuData"):
-        registry = attributes["registry_"] | {"setup_method_name": "setup_mudata"}
         load_scvi(altered(attr_dict=attributes | {"registry_": registry}), cells.copy())
     with pytest.raises(DataError, match="no model of scvi-tools"):
         read_scvi(altered(attr_dict=None))

@@ -95,7 +95,21 @@ def _finite(values: Tensor, weight: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------- sums
-FIELDS = ("n", "plugin", "value", "square", "shift", "error", "moved", "units", "sds", "sds_square", "before", "after")
+FIELDS = (
+    "n",
+    "plugin",
+    "value",
+    "square",
+    "shift",
+    "error",
+    "moved",
+    "units",
+    "units_square",
+    "sds",
+    "sds_square",
+    "before",
+    "after",
+)
 """What is summed over observations, see `tally`."""
 
 
@@ -112,6 +126,7 @@ def tally(moved: Movement, group: Tensor, n_groups: int) -> Tensor:
     Shapes: ``group (m,) -> (fields, groups, outputs)``.
     """
     shift, sds = moved.value - moved.plugin, in_sds(moved)
+    units = shift.square() - moved.error.square()
     columns = (
         torch.ones_like(shift),
         moved.plugin,
@@ -120,7 +135,8 @@ def tally(moved: Movement, group: Tensor, n_groups: int) -> Tensor:
         shift,
         moved.error.square(),
         (shift.abs() > BEYOND * moved.error).double(),
-        shift.square() - moved.error.square(),
+        units,
+        units.square(),
         sds,
         sds.square(),
         moved.encoder_variance,

@@ -100,30 +100,36 @@ def quantity_record(
 
 
 def _features(sums: Tensor, names: Sequence[str], groups: Sequence[str]) -> list[dict[str, Any]]:
-    """The features that moved most, by the lower end of the mean square movement in posterior standard deviations."""
+    """The features that moved most, by the lower end of their mean square movement; all have the same unit."""
     by_group = dict(zip(FIELDS, sums, strict=True))
     total = {field: values.sum(0) for field, values in by_group.items()}
     n = total["n"].clamp_min(1)
-    mean = total["sds"] / n
-    error = ((total["sds_square"] / n - mean.square()).clamp_min(0) / n).sqrt()
+    (units, units_error), (sds, sds_error) = (_mean_and_error(total, key) for key in ("units", "sds"))
     enough = by_group["n"] >= by_group["n"].amax(0).clamp_max(_LEAST)
-    within = torch.where(enough, by_group["sds"] / by_group["n"].clamp_min(1), -torch.inf)
-    rows = []
-    for j in (mean - 2 * error).argsort(descending=True)[:N_FEATURES].tolist() if total["n"].sum() else []:
-        row = {
+    within = torch.where(enough, by_group["units"] / by_group["n"].clamp_min(1), -torch.inf)
+    order = (units - 2 * units_error).argsort(descending=True)[:N_FEATURES].tolist() if total["n"].sum() else []
+    return [
+        {
             "feature": names[j],
             "plugin": float(total["plugin"][j] / n[j]),
             "value": float(total["value"][j] / n[j]),
             "shift": float(total["shift"][j] / n[j]),
             "shift_error": float(total["error"][j].sqrt() / n[j]),
-            "rms": _rms(total["units"][j] / n[j]),
-            "rms_sd": _rms(mean[j]),
-            "rms_sd_error": float(error[j] / (2 * mean[j].clamp_min(error[j]).sqrt())) if error[j] > 0 else 0.0,
+            "rms": _rms(units[j]),
+            "rms_sd": _rms(sds[j]),
+            "rms_sd_error": float(sds_error[j] / (2 * torch.maximum(sds[j], sds_error[j]).sqrt().clamp_min(1e-300))),
             "share_moved": float(total["moved"][j] / n[j]),
             "group": groups[int(within[:, j].argmax())] if len(groups) > 1 else None,
         }
-        rows.append(row)
-    return rows
+        for j in order
+    ]
+
+
+def _mean_and_error(total: Mapping[str, Tensor], key: str) -> tuple[Tensor, Tensor]:
+    """The mean over observations of what was summed, and its standard error. Shapes: ``(outputs,)`` each."""
+    n = total["n"].clamp_min(1)
+    mean = total[key] / n
+    return mean, ((total[f"{key}_square"] / n - mean.square()).clamp_min(0) / n).sqrt()
 
 
 def neighbours_record(columns: Columns, k: int, coordinates: Sequence[int]) -> dict[str, Any] | None:
