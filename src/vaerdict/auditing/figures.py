@@ -41,9 +41,7 @@ def _draw_khat(results: Row) -> Figure:
         axes.stairs(results["histogram"][key], edges, color=colour, fill=True, alpha=0.35)
         axes.stairs(results["histogram"][key], edges, color=colour, linewidth=1.4, label=name)
         axes.axvline(results[key]["khat_threshold"], color=colour, linestyle="--", linewidth=1.2)
-    axes.set(
-        xlabel=f"k-hat (from {edges[-1]:g} on in the last bar)", ylabel=results["noun"], xlim=(edges[0], edges[-1])
-    )
+    axes.set(xlabel="k-hat (the outer bars hold what is beyond)", ylabel=results["noun"], xlim=(edges[0], edges[-1]))
     axes.legend(**_LEGEND)
     return figure
 

@@ -188,9 +188,7 @@ def _groups(groups: Sequence[Row], quantities: Sequence[Row], noun: str) -> list
         *(Column(f"near {q['name']}", f"{q['name']} near, %", 0, 100) for q in quantities),
     ]
     rows = [_group_row(group) for group in groups]
-    note = (
-        f"The verdict on averages is ok if all are near for {MOST:.0%} of the {noun} of a group. Medians over {noun}."
-    )
+    note = f"Averages are ok if all are near for {MOST:.0%} of the {noun} of a group. k-hat and draws are medians."
     return [groups_picture(groups, noun), Table("groups", f"Reliability by group of {noun}", columns, rows, note)]
 
 
