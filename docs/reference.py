@@ -45,6 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "CheckReport",
         "Verdict",
     ),
+    "An audit": ("audit", "Audit", "Quantity"),
     "The three steps": ("ThreeStep", "VAE", "IWAE", "WW", "CHI", "CYCLIC", "AGG", "Recipe"),
     "Training": ("train", "Settings", "Member", "Fit"),
     "Your own model": ("from_vae", "from_scvi", "from_pyro", "from_sbi", "from_weights", "as_proposal", "JointPrior"),

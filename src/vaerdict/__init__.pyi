@@ -6,6 +6,9 @@ from vaerdict import models as models
 from vaerdict import objectives as objectives
 from vaerdict import samplers as samplers
 from vaerdict import selective as selective
+from vaerdict.auditing import Audit as Audit
+from vaerdict.auditing import Quantity as Quantity
+from vaerdict.auditing import audit as audit
 from vaerdict.classify import SelectiveClassifier as SelectiveClassifier
 from vaerdict.core import DataError as DataError
 from vaerdict.core import DivergenceError as DivergenceError

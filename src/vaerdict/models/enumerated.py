@@ -162,6 +162,10 @@ class Enumerated(nn.Module):
         repeated = {name: t.expand(self.n_states, *t.shape) for name, t in self.parts(z).items()}
         return self._latent({name: t.flatten(0, 1) for name, t in (repeated | self._states_at(z)).items()})
 
+    def first(self, z: Latent) -> Latent:
+        """All latents in the first state, for functions that do not depend on the discrete ones."""
+        return self._latent(self.parts(z) | {name: t[0] for name, t in self._states_at(z).items()})
+
     def _states_at(self, z: Latent) -> dict[str, Tensor]:
         """The value of every discrete latent in every state. Shapes: ``-> (S, K, *batch, ...)`` each."""
         like = z if isinstance(z, Tensor) else z[0]

@@ -97,7 +97,7 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
         var = pandas.DataFrame(index=counts.ids or counts.genes)
         symbols = {} if analysis.gene_symbols is None else {analysis.gene_symbols: counts.genes}
         return _cells(counts.matrix, _obs(adata, labels, counts.cells), var.assign(**symbols), counts.warnings)
-    from vaerdict.de.model.stage import load_scvi
+    from vaerdict.models.scvi.saved import load_scvi
 
     adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata
     setup = load_scvi(model, adata).adata_manager.registry["setup_args"]

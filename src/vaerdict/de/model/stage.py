@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vaerdict.core import DataError, Proposal, SettingError
+from vaerdict.core import Proposal, SettingError
 from vaerdict.de.analysis import MOST_TRAINING, Analysis
 from vaerdict.de.contrasts import Contrast
 from vaerdict.de.counts_likelihood import LfcLikelihood
@@ -38,8 +38,8 @@ from vaerdict.de.model.group_prior import Expressing
 from vaerdict.de.model.posterior import Modes, Streamed, find_modes, streamed
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.models.scvi import Scvi, ScviModel, from_scvi
+from vaerdict.models.scvi.saved import load_scvi
 from vaerdict.noise import seeded
-from vaerdict.optional import isolated, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,16 +179,3 @@ def as_scvi(model: Any, adata: Any) -> Scvi:
             "from."
         )
     return wrapped
-
-
-def load_scvi(folder: Path, adata: Any) -> Any:
-    """The model that scvi-tools' ``model.save()`` wrote to a folder, with these data."""
-    if not (folder / "model.pt").is_file():
-        raise DataError(f"{folder} holds no model.pt; name a folder written by scvi-tools' model.save().")
-    scvi = require("scvi", "scvi")
-    try:
-        with isolated(0):
-            kind = scvi.model.SCVI.load_registry(str(folder))["model_name"]
-            return getattr(scvi.model, kind).load(str(folder), adata=adata)
-    except Exception as error:  # scvi-tools raises many kinds for data that do not fit
-        raise DataError(f"{folder} cannot be loaded with these data ({str(error).splitlines()[0]}).") from error
