@@ -104,6 +104,7 @@ def test_blocks_have_a_language_and_few_are_not_run():
     assert {block.language for block in BLOCKS} == {"python", "bash"}
     assert sum(block.language == "python" for block in BLOCKS) >= 15
     assert [(b.page.name, b.language, b.not_run) for b in BLOCKS if b.not_run] == [
+        ("models.md", "bash", "needs a saved model"),
         ("scale.md", "bash", "needs two GPUs"),
         ("scale.md", "bash", "needs a cluster"),
     ]

@@ -125,6 +125,7 @@ class M1M2(nn.Module):
     """
 
     stackable = True
+    broadcasts_states = True
 
     def __init__(
         self,
