@@ -14,7 +14,7 @@ from checks import assert_within
 from vaerdict import core
 from vaerdict.datasets.genes import appendix
 from vaerdict.inference import posterior
-from vaerdict.models.adapters import ScviModel, from_scvi
+from vaerdict.models.scvi import ScviModel, from_scvi
 from vaerdict.noise import seeded
 from vaerdict.optional import isolated
 from vaerdict.refinement import refine
@@ -169,9 +169,9 @@ def test_the_users_model_is_not_changed():
 def test_refinement_improves_the_encoders_posterior(generator):
     wrapped = from_scvi(fitted(epochs=100, gene_likelihood="nb"))
     x = wrapped.observations(indices=range(60))
-    before = posterior(wrapped, x, wrapped.encoder, 500, generator=generator)
+    before = posterior(wrapped, x, wrapped.encoder, 500, seed=generator)
     local = refine(wrapped, x, wrapped.encoder)
-    after = posterior(wrapped, x, local.distribution, 500, generator=generator)
+    after = posterior(wrapped, x, local.distribution, 500, seed=generator)
     assert local.converged.double().mean() > 0.9
     assert after.khat.median() < 0.67 < 0.8 < before.khat.median()
     assert after.ess.mean() > 4 * before.ess.mean()
@@ -236,13 +236,6 @@ def test_sampled_counts_have_the_mean_of_the_model(generator):
         assert_within(drawn.mean(0), 1.05 * mean, error, rate=1e-6)
 
 
-def scanvi() -> Any:
-    adata = cells()
-    return fitted(
-        adata, epochs=1, kind=scvi.model.SCANVI, setup={"labels_key": "type", "unlabeled_category": "unknown"}
-    )
-
-
 def minified() -> Any:
     model = fitted(epochs=1)
     with isolated(0):
@@ -263,12 +256,10 @@ def untrained() -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (scanvi, "depends on a label and on a second latent state.*pass the SCVI that it was made from"),
         (minified, "minified without their counts; load it with the full AnnData"),
         (untrained, "call its train\\(\\) first"),
-        (lambda: fitted(epochs=1, use_observed_lib_size=False), "train it with use_observed_lib_size=True"),
         (lambda: fitted(epochs=1, gene_likelihood="normal"), "'normal' is not one of counts; train with nb"),
-        (torch.nn.Identity, "Identity has other latents.*SCVI and LinearSCVI can be wrapped"),
+        (torch.nn.Identity, "Identity cannot be wrapped: there is no adapter for it. SCVI, LinearSCVI.* can be"),
     ],
 )
 def test_models_that_cannot_be_wrapped_are_refused(make, message):

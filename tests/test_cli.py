@@ -21,7 +21,7 @@ def weights(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("name", ["demo", "de", "calibrate", "diagnose", "report"])
+@pytest.mark.parametrize("name", ["demo", "de", "calibrate", "audit", "diagnose", "report"])
 def test_every_command_has_help_with_an_example(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0

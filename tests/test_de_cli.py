@@ -8,8 +8,8 @@ from test_de_pipeline import simulated
 from vaerdict.cli import de as cli_de
 from vaerdict.core import SettingError
 from vaerdict.de import columns
-from vaerdict.de.model.stage import load_scvi
 from vaerdict.de.options import DEOptions
+from vaerdict.models.scvi.saved import load_scvi
 from vaerdict.optional import isolated
 from vaerdict.options import options_of
 

@@ -25,7 +25,12 @@ ROOT = Path(__file__).parent.parent
 GENERATED = "api.md"  # its Python shows signatures
 PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != GENERATED)]
 
-LONG = {"digits.py"}  # a minute: the same code runs at toy size as the snippet of the README
+LONG = {
+    "digits.py",  # a minute: the same code runs at toy size as the snippet of the README
+    "numpyro_guide.py",  # run by test_from_weights.py
+}
+PACKAGES = {"pyro_guide.py": "pyro", "sbi_posterior.py": "sbi"}
+"""Programs that train with another library, which draws from the global random state and warns."""
 PROGRAMS = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in LONG]
 
 
@@ -40,7 +45,9 @@ def test_programs_run(path, capsys):
     """Those that know the exact answer are within five standard errors of it (false-alarm rate 6e-7 each)."""
     if "sklearn" in path.read_text():
         pytest.importorskip("sklearn")
-    with torch.random.fork_rng():
+    if path.name in PACKAGES:
+        pytest.importorskip(PACKAGES[path.name])
+    with isolated(0) if path.name in PACKAGES else torch.random.fork_rng():
         names = runpy.run_path(str(path), run_name="__main__")
     assert "OK" in capsys.readouterr().out
     if "exact" in names:

@@ -32,6 +32,7 @@ LAYERS = {
         ("inference",),
         ("report",),
         ("classify", "de"),
+        ("auditing",),
         ("demo",),
         ("cli",),
         ("__main__", "__init__"),

@@ -18,7 +18,7 @@ generator = seeded(0)
 model = PPCA(torch.randn(10, 6, generator=generator) / 6**0.5, 0.7)
 x, _ = model.simulate(10_000, generator=generator)
 proposals = {str(full): Normal(full).make(x, 6, hidden=(64,), generator=generator) for full in (False, True)}
-sample = posterior(model, x, proposals, 5_000, generator=generator)
+sample = posterior(model, x, proposals, 5_000, seed=0)
 estimate = sample.expect(lambda z: (z[..., 0] >= 0.5).double())
 assert estimate.value.shape == sample.khat.shape == (10_000,)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)

@@ -24,16 +24,37 @@ PROJECTS: dict[str, dict[str, Any]] = {
     "vaerdict-paper": tomllib.loads((ROOT / "paper" / "pyproject.toml").read_text()),
 }
 
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "skmisc": "scikit-misc", "scvi": "scvi-tools"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "skmisc": "scikit-misc", "scvi": "scvi-tools", "pyro": "pyro-ppl"}
 """Distributions whose name is not that of the module."""
 
 WHOLE_PACKAGES = {"cli": "cli", "classify": "sklearn"}
 """Packages of the library that may be imported only with an extra; all others need torch, numpy and scipy only."""
 
-ON_REQUEST = {"scvi-tools": "--model", "ray": "--engine ray", "arviz": "to_arviz()", "xarray": "to_arviz()"}
+ON_REQUEST = {
+    "scvi-tools": "--model",
+    "ray": "--engine ray",
+    "arviz": "to_arviz()",
+    "xarray": "to_arviz()",
+    "pyro-ppl": "from_pyro()",
+    "sbi": "from_sbi()",
+}
 """What no command needs unless it is asked for by an option or a method; everything else is in the extra ``cli``."""
 
-HEAVY = ("matplotlib", "pandas", "anndata", "sklearn", "scvi", "zuko", "arviz", "typer", "rich", "safetensors", "ray")
+HEAVY = (
+    "matplotlib",
+    "pandas",
+    "anndata",
+    "sklearn",
+    "scvi",
+    "zuko",
+    "arviz",
+    "typer",
+    "rich",
+    "safetensors",
+    "ray",
+    "pyro",
+    "sbi",
+)
 
 
 # --------------------------------------------------------------------------------------------------- dependencies

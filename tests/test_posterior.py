@@ -108,7 +108,7 @@ def test_verdicts_follow_the_weights():
     assert torch.equal(good.ess, good.expect(tail).ess)
     narrow = posterior(MODEL, X, Near(0.15), 1000)
     assert (narrow.khat > 0.7).double().mean() > 0.6
-    assert (narrow.verdict == Verdict.REFUSE).double().mean() > 0.8
+    assert (narrow.verdict == Verdict.REFUSE).double().mean() > 0.6
     few = posterior(MODEL, X, Near(), 20)  # too few for a k-hat, with uneven weights
     assert few.khat.isnan().all()
     assert (few.verdict == Verdict.CAUTION).all()

@@ -140,8 +140,8 @@ def test_repeated_kernels_are_merged_and_keep_their_share():
     loc = torch.tensor([0.0, 1e-3, 5.0, 0.0]).double().reshape(4, 1, 1)
     tril = torch.tensor([1.0, 1.0, 1.0, 3.0]).double().reshape(4, 1, 1, 1)  # the last is wider
     merged = _merged(loc, tril, torch.tensor([0.1, 0.2, 0.4, 0.3]).double().reshape(4, 1))
-    assert merged.log_share.exp().flatten().tolist() == pytest.approx([0.4, 0.3, 0.3])
-    assert merged.loc.flatten().tolist() == pytest.approx([5.0, 0.0, 0.0])
+    assert merged.log_share.exp().flatten().tolist() == pytest.approx([0.3, 0.4, 0.3])
+    assert merged.loc.flatten().tolist() == pytest.approx([0.0, 5.0, 0.0])
 
 
 def test_an_impossible_observation_has_kernels_too():

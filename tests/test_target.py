@@ -97,53 +97,53 @@ def size(model: Linear) -> int:
 
 def test_the_wrapped_model_is_a_model_with_the_prepared_observations_of_the_original(model):
     x = torch.arange(4.0, dtype=DOUBLE).unsqueeze(-1)
-    space = Target.of(model, x)
-    assert isinstance(space, Model)
-    assert isinstance(space.prior, PriorDistribution)
-    assert isinstance(space.prior, Proposal)
-    assert space.prior.event_shape == (size(model),)
-    assert torch.equal(space.prepare(space.index[1:3]).value, x[1:3, 0])
+    target = Target.of(model, x)
+    assert isinstance(target, Model)
+    assert isinstance(target.prior, PriorDistribution)
+    assert isinstance(target.prior, Proposal)
+    assert target.prior.event_shape == (size(model),)
+    assert torch.equal(target.prepare(target.index[1:3]).value, x[1:3, 0])
     assert model.n_prepared == 1
 
 
 def test_the_maps_are_inverses_and_stay_inside_the_support(model, generator):
     x = torch.arange(5.0, dtype=DOUBLE).unsqueeze(-1)
-    space = Target.of(model, x)
+    target = Target.of(model, x)
     z = Prior(model.prior).draw(x, 200, generator=generator).z
-    u = space.vector(z)
-    torch.testing.assert_close(space.latent(u), z, rtol=1e-10, atol=1e-12)
-    total = space.query(lambda t, rows: t.sum(-1) + rows[:, 0])(u, space.index)
+    u = target.space.vector(z)
+    torch.testing.assert_close(target.space.latent(u), z, rtol=1e-10, atol=1e-12)
+    total = target.query(lambda t, rows: t.sum(-1) + rows[:, 0])(u, target.index)
     torch.testing.assert_close(total, z.sum(-1) + x[:, 0], rtol=1e-10, atol=1e-12)
     far = torch.linspace(-800, 800, 41, dtype=DOUBLE).reshape(-1, 1, 1).expand(-1, 1, size(model))
     assert (
-        not space.prior.log_prob(far, space.index[:1]).isnan().any()
+        not target.prior.log_prob(far, target.index[:1]).isnan().any()
     )  # validated distributions raise outside their support
 
 
 def test_log_weights_do_not_depend_on_the_coordinates(model, generator):
     x = torch.tensor([[0.3], [1.0], [4.0]], dtype=DOUBLE)
-    space = Target.of(model, x)
+    target = Target.of(model, x)
     q = Mixture({"AROUND": Around(x, size(model)), "PRIOR": Prior(model.prior)})
     for base in (Prior(model.prior), q):
         z, log_q = base.draw(x, 400, generator=seeded(3))
         inside = (Prior(model.prior).log_prob(z, x) > -torch.inf).cpu()
-        u, log_q_u = space.proposal(base).draw(space.index, 400, generator=seeded(3))
-        log_w = space.log_joint(space.prepare(space.index), u) - log_q_u
+        u, log_q_u = target.proposal(base).draw(target.index, 400, generator=seeded(3))
+        log_w = target.log_joint(target.prepare(target.index), u) - log_q_u
         safe = torch.where(inside.unsqueeze(-1), z, z[inside][0])
         exact = torch.where(inside, model.log_joint(model.prepare(x), safe) - log_q, -torch.inf)
         torch.testing.assert_close(log_w, exact, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(
-            log_q_u[inside], space.proposal(base).log_prob(u, space.index)[inside], rtol=1e-8, atol=1e-8
+            log_q_u[inside], target.proposal(base).log_prob(u, target.index)[inside], rtol=1e-8, atol=1e-8
         )
     assert 0 < inside.double().mean() < 1  # the second proposal also draws outside
 
 
 def test_the_density_of_the_prior_integrates_to_one(model):
-    space = Target.of(model, torch.zeros(1, 1, dtype=DOUBLE))
+    target = Target.of(model, torch.zeros(1, 1, dtype=DOUBLE))
     d = size(model)
     grid = torch.linspace(-60, 60, 481, dtype=DOUBLE) if d < 3 else torch.linspace(-30, 30, 121, dtype=DOUBLE)
     axes = torch.meshgrid(*[grid] * d, indexing="ij")
-    log_p = space.prior.log_prob(torch.stack([a.flatten() for a in axes], -1).unsqueeze(1), space.index)
+    log_p = target.prior.log_prob(torch.stack([a.flatten() for a in axes], -1).unsqueeze(1), target.index)
     mass = log_p.logsumexp(0) + d * math.log((grid[1] - grid[0]).item())
     assert mass.item() == pytest.approx(0, abs=1e-6)
 
@@ -158,7 +158,7 @@ def test_the_density_of_the_prior_integrates_to_one(model):
     ],
 )
 def test_vectors_of_an_unbounded_latent_are_the_latent(prior):
-    space, u = Target.of(Linear(prior), torch.zeros(1, 1)), torch.ones(3, 1, 2)
+    space, u = Target.of(Linear(prior), torch.zeros(1, 1)).space, torch.ones(3, 1, 2)
     assert torch.equal(space.latent(u), u)
     assert torch.equal(space.vector(u), u)
 
@@ -171,26 +171,26 @@ def test_supports_without_a_vector_of_the_same_size_are_refused(prior):
 
 def test_rounding_in_single_precision_neither_raises_nor_reaches_a_bound():
     prior = td.Independent(td.Uniform(torch.tensor([10.0, 0.0]), torch.tensor([11.0, 1e-3])), 1)
-    space = Target.of(Linear(prior), torch.zeros(1, 1))
+    target = Target.of(Linear(prior), torch.zeros(1, 1))
     u = torch.linspace(-200, 200, 2001).reshape(-1, 1, 1).expand(-1, 1, 2)
-    z = space.latent(u)
+    z = target.space.latent(u)
     assert ((z > prior.base_dist.low) & (z < prior.base_dist.high)).all()
-    log_p = space.log_joint(space.index, u)
+    log_p = target.log_joint(target.index, u)
     largest = -math.log(torch.finfo(torch.float32).tiny)
     assert torch.equal(log_p[:, 0].isfinite(), u[:, 0, 0].abs() <= largest)
     ends = torch.stack([prior.base_dist.low, prior.base_dist.high]).unsqueeze(1)
-    assert space.vector(ends).abs().max() <= largest
+    assert target.space.vector(ends).abs().max() <= largest
     for limit in (torch.inf, 1e30):
-        assert space.log_joint(space.index, torch.full((1, 1, 2), limit)) == -torch.inf
+        assert target.log_joint(target.index, torch.full((1, 1, 2), limit)) == -torch.inf
 
 
 def test_gradients_are_those_of_the_wrapped_density(model):
-    space = Target.of(model, torch.zeros(1, 1, dtype=DOUBLE))
-    x = space.prepare(space.index)
+    target = Target.of(model, torch.zeros(1, 1, dtype=DOUBLE))
+    x = target.prepare(target.index)
     u = torch.linspace(-2, 2, 5, dtype=DOUBLE).reshape(-1, 1, 1).repeat(1, 1, size(model)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: space.log_joint(x, t), (u,), eps=1e-6, atol=1e-5)
+    assert torch.autograd.gradcheck(lambda t: target.log_joint(x, t), (u,), eps=1e-6, atol=1e-5)
     far = torch.full((1, 1, size(model)), 1e4, dtype=DOUBLE, requires_grad=True)
-    assert (torch.autograd.grad(space.prior.log_prob(far, space.index).sum(), far)[0] == 0).all()
+    assert (torch.autograd.grad(target.prior.log_prob(far, target.index).sum(), far)[0] == 0).all()
 
 
 # ---------------------------------------------------------------------------------------------- a conjugate posterior
@@ -211,22 +211,22 @@ X = torch.tensor([[0.0], [3.0], [9.0]], dtype=DOUBLE)
 
 def test_sampling_and_refinement_of_a_bounded_latent(generator):
     model, exact = Counts(), Counts().log_evidence(X)
-    space = Target.of(model, X)
-    result = smc(space, space.index, Prior(space.prior), n_particles=2048, generator=generator)
+    target = Target.of(model, X)
+    result = smc(target, target.index, Prior(target.prior), n_particles=2048, generator=generator)
     assert_within(result.log_evidence, exact, result.standard_error, rate=1e-6)
-    mean = (result.log_w.softmax(0) * space.query(lambda z: z[..., 0])(result.z, space.index)).sum(0)
+    mean = (result.log_w.softmax(0) * target.query(lambda z: z[..., 0])(result.z, target.index)).sum(0)
     torch.testing.assert_close(mean, (2 + X[:, 0]) / 2, rtol=0.1, atol=0)
-    local = refine(space, space.index, torch.zeros(3, 1, dtype=DOUBLE), generator=generator).distribution
+    local = refine(target, target.index, torch.zeros(3, 1, dtype=DOUBLE), generator=generator).distribution
     # the mode of log z under Gamma(a, b) is at log(a / b)
     torch.testing.assert_close(local.loc[:, 0], ((2 + X[:, 0]) / 2).log(), rtol=1e-4, atol=1e-4)
 
 
 def test_draws_outside_the_support_have_weight_zero_and_leave_the_evidence_unbiased(generator):
     x = X[:1].expand(4, 1)  # half of the proposal is negative
-    space = Target.of(Counts(), x)
-    q = Mixture({"AROUND": space.proposal(Around(x, 1)), "PRIOR": Prior(space.prior)})
-    u, log_q = q.select(torch.tensor([0, 2])).draw(space.index[:2], 20_000, generator=generator)
-    ratio = (space.log_joint(space.index[:2], u) - log_q - Counts().log_evidence(x[:2])).exp()
+    target = Target.of(Counts(), x)
+    q = Mixture({"AROUND": target.proposal(Around(x, 1)), "PRIOR": Prior(target.prior)})
+    u, log_q = q.select(torch.tensor([0, 2])).draw(target.index[:2], 20_000, generator=generator)
+    ratio = (target.log_joint(target.index[:2], u) - log_q - Counts().log_evidence(x[:2])).exp()
     assert (ratio == 0).any()
     assert ratio.max() < 20
     assert_mean(ratio, 1.0, rate=1e-6)
@@ -235,8 +235,8 @@ def test_draws_outside_the_support_have_weight_zero_and_leave_the_evidence_unbia
 
 
 def test_the_prior_keeps_sobol_points():
-    space = Target.of(Linear(PRIORS["exponential"]), torch.zeros(100, 1, dtype=DOUBLE))
-    prior, sources = Prior(space.prior), (Sobol(seeded(0)), seeded(0))
-    sobol, iid = (space.latent(prior.draw(space.index, 256, generator=source).z) for source in sources)
+    target = Target.of(Linear(PRIORS["exponential"]), torch.zeros(100, 1, dtype=DOUBLE))
+    prior, sources = Prior(target.prior), (Sobol(seeded(0)), seeded(0))
+    sobol, iid = (target.space.latent(prior.draw(target.index, 256, generator=source).z) for source in sources)
     assert sobol.mean(0).var() < iid.mean(0).var() / 5
     assert_mean(sobol.mean(0), 1.0, rate=1e-6)

@@ -443,7 +443,7 @@ def test_latents_are_counted_by_the_first_data():
 
 
 def test_objects_that_are_no_models():
-    with pytest.raises(SettingError, match=r"the model, a Linear, has no log_joint and no prior; .*from_vae"):
+    with pytest.raises(SettingError, match=r"the model Linear has no log_joint and no prior; .*from_vae"):
         check_model(DECODER)
     with pytest.raises(SettingError, match="the model is the class Encoder; pass an object of it"):
         check_model(Encoder)

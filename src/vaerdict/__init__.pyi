@@ -6,6 +6,9 @@ from vaerdict import models as models
 from vaerdict import objectives as objectives
 from vaerdict import samplers as samplers
 from vaerdict import selective as selective
+from vaerdict.auditing import Audit as Audit
+from vaerdict.auditing import Quantity as Quantity
+from vaerdict.auditing import audit as audit
 from vaerdict.classify import SelectiveClassifier as SelectiveClassifier
 from vaerdict.core import DataError as DataError
 from vaerdict.core import DivergenceError as DivergenceError
@@ -30,7 +33,10 @@ from vaerdict.inference import ThreeStep as ThreeStep
 from vaerdict.inference import check as check
 from vaerdict.inference import expect as expect
 from vaerdict.inference import posterior as posterior
-from vaerdict.models.adapters import from_scvi as from_scvi
+from vaerdict.inference.from_arrays import from_weights as from_weights
+from vaerdict.models.pyro import from_pyro as from_pyro
+from vaerdict.models.sbi import from_sbi as from_sbi
+from vaerdict.models.scvi import from_scvi as from_scvi
 from vaerdict.models.vae import from_vae as from_vae
 from vaerdict.noise import Sobol as Sobol
 from vaerdict.noise import seeded as seeded

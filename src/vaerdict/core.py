@@ -400,7 +400,7 @@ def check_model(model: Any, x: Any = None) -> Any:
     missing = [name for name in ("log_joint", "prior") if not hasattr(model, name)]
     if missing:
         raise SettingError(
-            f"the model, a {type(model).__name__}, has no {' and no '.join(missing)}; it needs log_joint(x, z), which "
+            f"the model {type(model).__name__} has no {' and no '.join(missing)}; it needs log_joint(x, z), which "
             "returns (particles, observations), and prior, a distribution. "
             "vaerdict.from_vae(encoder, decoder, likelihood) makes a model of a trained VAE."
         )

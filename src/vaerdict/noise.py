@@ -18,7 +18,7 @@ from scipy import special
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from vaerdict.core import Draws, Observations, Proposal, SettingError, parts_of
+from vaerdict.core import Draws, Observations, Proposal, SettingError, parts_of, rows_of
 
 _SOBOL_BITS = 30
 
@@ -369,6 +369,24 @@ def draws_of(q: Proposal, x: Observations, k: int, generator: Randomness) -> Dra
             raise
     source = as_source(generator)
     return q.draw(x, k, generator=source.generators[0] if isinstance(source, Iid) else source.generator)
+
+
+def sampled(draw: Callable[[Observations], Tensor], x: Observations, source: Source) -> Tensor:
+    """What a function that uses torch's global random state draws for x, seeded by a source.
+
+    With keyed noise each observation is drawn on its own, from its own generator.
+
+    Shapes: ``draw: (n, ...) -> (K, n, d)``.
+    """
+    keyed = source if isinstance(source, KeyedNoise) else getattr(source, "noise", None)
+    if keyed is None:
+        with global_state_from(source.generators[0] if isinstance(source, Iid) else source.generator):
+            return draw(x)
+    draws = []
+    for i, generator in enumerate(keyed.generators()):
+        with global_state_from(generator):
+            draws.append(draw(rows_of(x, slice(i, i + 1))))
+    return torch.cat(draws, 1)
 
 
 def as_source(generator: Randomness) -> Source:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from vaerdict.core import (
     rows_of,
 )
 from vaerdict.distributions import Elliptical, StandardNormal, constrained_support, in_support
+from vaerdict.functions import used_modules
 from vaerdict.noise import Iid, KeyedNoise, KeyedSobol, Randomness, Sobol, Source, as_source, global_state_from
 
 PriorLike = Any
@@ -106,6 +110,12 @@ def _log_density(prior: Any, z: Latent) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------- several latents
+@cache
+def latent_type(*names: str) -> Any:
+    """The named tuple of latents of these names."""
+    return namedtuple("Latent", names)
+
+
 class JointPrior:
     r"""The prior of several latents in ancestral order, :math:`p(a)\,p(b \mid a)\,p(c \mid a, b)`.
 
@@ -127,11 +137,20 @@ class JointPrior:
     (torch.Size([4, 5]), torch.Size([4, 5, 2]), ('c',))
     """
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> JointPrior:
+        closures = [name for name, f in self.latents.items() if isinstance(f, FunctionType) and used_modules(f)]
+        if closures:
+            raise SettingError(
+                f"the prior of {', '.join(closures)} is a function that uses networks, which are not copied with it; "
+                "make `prior` a property of the model that returns the JointPrior."
+            )
+        return JointPrior(**{name: copy.deepcopy(prior, memo) for name, prior in self.latents.items()})
+
     def __init__(self, **latents: PriorLike) -> None:
         if not latents:
             raise SettingError("a JointPrior needs at least one latent: JointPrior(z=distribution).")
         self.latents = latents
-        self.Latent: Any = namedtuple("Latent", latents)
+        self.Latent = latent_type(*latents)
         self.arguments = {name: _arguments(name, prior, latents) for name, prior in latents.items()}
 
     @property

@@ -26,7 +26,7 @@ from vaerdict.de.counts_likelihood import (
 )
 from vaerdict.de.options import DEOptions
 from vaerdict.engines import Engine
-from vaerdict.models.adapters import ScviModel
+from vaerdict.models.scvi import Scvi
 from vaerdict.training.data import Rows, sparse_rows
 
 OTHER_CELLS = 2000
@@ -49,7 +49,7 @@ class Analysis:
 
     options: DEOptions
     labels: Labels
-    scvi: ScviModel | None
+    scvi: Scvi | None
     counts: data.Counts
     rows: Rows
     n_batches: int
@@ -147,7 +147,7 @@ def _strata(contrasts: Sequence[Contrast], batches: Sequence[Tensor]) -> dict[St
 
 
 # ------------------------------------------------------------------------------------------------------ reading
-def read(adata: Any, options: DEOptions, labels: Labels, scvi: ScviModel | None, **how: Any) -> Analysis:
+def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **how: Any) -> Analysis:
     """Read the counts of the cells compared, and of some others; `how` are the other fields of `Analysis`."""
     warnings: list[str] = []
     wanted = contrasts(labels, options.pairs, warnings)
@@ -197,7 +197,7 @@ def _group_numbers(labels: np.ndarray, wanted: Sequence[Contrast]) -> np.ndarray
 
 
 def _cells_of_model(
-    model: ScviModel, adata: Any, wanted: Sequence[Contrast], symbols: str | None, device: torch.device
+    model: Scvi, adata: Any, wanted: Sequence[Contrast], symbols: str | None, device: torch.device
 ) -> tuple[data.Counts, Rows]:
     """The cells compared as a given model takes them: all its genes, followed by its covariates."""
     rows, n_genes = rows_to_read(wanted, adata.n_obs, 0, 0), model.columns["X"]

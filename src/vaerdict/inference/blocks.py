@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,8 @@ from vaerdict.inference.target import UserQuery
 from vaerdict.noise import KeyedNoise, Randomness, Source, as_source, fresh_seed, row_keys
 from vaerdict.proposals import as_proposal
 
-BLOCK = 1000
-"""Observations that are answered at a time."""
+BLOCK = {"cpu": 250, "cuda": 1000}
+"""Observations that are answered at a time, by device."""
 
 
 class Settings(NamedTuple):
@@ -58,8 +59,8 @@ class _Block(NamedTuple):
 
 def noise_for(seed: int | Randomness | None, x: Observations, stream: int = 0) -> Source:
     """The source of noise behind ``seed=``: keyed by the values of the observations, or the source that was given."""
-    if seed is None or isinstance(seed, int):
-        return KeyedNoise(fresh_seed() if seed is None else seed, stream, row_keys(x))
+    if seed is None or isinstance(seed, (int, Integral)):
+        return KeyedNoise(fresh_seed() if seed is None else int(seed), stream, row_keys(x))
     return as_source(seed)
 
 
@@ -77,14 +78,16 @@ def answered(
     *,
     seed: int | Randomness | None,
     stream: int = 0,
-    block: int = BLOCK,
+    block: int | None = None,
     engine: Engine | None = None,
     progress: Progress = silent,
 ) -> tuple[Escalation, list[Group]]:
     """Escalate all observations, block by block; the parameters are those of `vaerdict.expect`."""
     named = named_proposals(proposals)
     source, n = noise_for(seed, x, stream), n_observations(x)
-    spans = torch.arange(n, device=device_of(x)).split(check_count(block, name="block"))
+    device = device_of(x)
+    block = BLOCK.get(device.type, BLOCK["cpu"]) if block is None else check_count(block, name="block")
+    spans = torch.arange(n, device=device).split(block)
     if engine is not None and not isinstance(source, KeyedNoise):
         raise SettingError("an engine needs noise that belongs to each observation; give seed= a whole number.")
 

@@ -187,7 +187,7 @@ def check(
     seed = fresh_seed() if seed is None else seed
     begin = time.perf_counter()
     with evaluating(model):
-        x, z = _simulated(model, sample_x, check_count(n_pairs, name="n_pairs"), like, seeded(seed, like.device))
+        x, z = simulated(model, sample_x, check_count(n_pairs, name="n_pairs"), seeded(seed, like.device))
         latents = map_latent(lambda t: t.unsqueeze(0), z)
         values = with_observations(query)(latents, x)
         truth = checked_values(values, values.new_zeros(1, n_observations(x), dtype=torch.double))[0]
@@ -217,10 +217,11 @@ def _parameter(model: Model) -> Tensor:
 
 
 @torch.no_grad()
-def _simulated(
-    model: Model, sample_x: SampleX | None, n: int, like: Tensor, generator: torch.Generator
+def simulated(
+    model: Model, sample_x: SampleX | None, n: int, generator: torch.Generator
 ) -> tuple[Observations, Latent]:
     """Pairs from the model. Shapes: ``-> x (n, p), z (n, d)``."""
+    like = _parameter(model)
     if sample_x is not None:
         z = Prior(model.prior).draw(like.new_zeros(n, 1), 1, generator=generator).z
         z = map_latent(lambda t: t[0], z)

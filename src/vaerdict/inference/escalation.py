@@ -70,6 +70,7 @@ _KERNEL_DF = 5.0
 _PARTICLES, _ISLANDS, _TEMPERATURES = 256, 8, (0.15, 0.5)
 _EXPLORED_SCALES, _TILT_ROUNDS, _REFITS = (1.0, 1.5, 2.0, 3.0), 2, 3
 _BROAD = 2.5  # scale of the wide copies of fitted kernels
+_ROUNDING = 1e-12  # relative distance of the query from its mean below which it is rounding
 _REPEATED_SEARCHES = 8  # searches from draws of large weight
 _LEAST_COST = {TILTED: lambda n: 4 * n, ADAPTED: lambda n: 5 * n, SMC: lambda n: 50 * _PARTICLES + 5 * n}
 
@@ -129,7 +130,7 @@ def escalate(
             budget=budget,
             smooth=smooth,
             keep=keep,
-            latent=None if latent is None else target.vector(map_latent(lambda t: t.unsqueeze(0), latent))[0],
+            latent=None if latent is None else target.space.vector(map_latent(lambda t: t.unsqueeze(0), latent))[0],
         )
         for number, (name, run) in enumerate(state.stages.items(), 1):
             rows = state.rows_for(name)
@@ -137,7 +138,7 @@ def escalate(
                 run(rows)
             progress(number, len(STAGES), f"{name}: {len(rows)} observations")
         record, groups = state.finish()
-        groups = [Group(rows, draws._replace(z=target.latent(draws.z))) for rows, draws in groups]
+        groups = [Group(rows, draws._replace(z=target.space.latent(draws.z))) for rows, draws in groups]
     return record, groups
 
 
@@ -319,6 +320,7 @@ class _Stages(Sampling):
         log_w = torch.nan_to_num(draws.log_w.double(), nan=-torch.inf)
         weight = log_normalise(log_w).exp().unsqueeze(-1)
         distance = (values - (weight * values).sum(0)).abs()
+        distance = torch.where(distance > _ROUNDING * distance.amax(0), distance, 0.0)
         relative = distance / (weight * distance).sum(0).clamp_min(torch.finfo(torch.double).tiny)
         return log_w + relative.sum(-1).log()
 
@@ -337,15 +339,16 @@ class _Stages(Sampling):
 
 def _summed(target: Target, query: UserQuery | None) -> Escalation:
     """The exact answer for a model whose latents are all discrete."""
-    assert isinstance(target.model, Enumerated)
+    model = target.space.model
+    assert isinstance(model, Enumerated)
     if query is None:
         raise SettingError(
             "all latents of the model are discrete, and their posterior is a sum over states: ask for an expectation, "
             "expect(model, x, f)."
         )
-    n, states = len(target.index), target.model.n_states
+    n, states = len(target.index), model.n_states
     nothing = torch.zeros(n, dtype=torch.float64)
-    value = target.evaluate(query, nothing.new_zeros(1, n, 0).to(target.index.device), target.x)
+    value = target.space.evaluate(query, nothing.new_zeros(1, n, 0).to(target.index.device), target.x)
     value = checked_values(value, torch.zeros(1, n, device=value.device))[0].double().cpu()
     return Escalation(
         stage=[EXACT] * n,

@@ -17,6 +17,7 @@ from vaerdict.core import (
     Model,
     Observations,
     Progress,
+    Proposal,
     SettingError,
     ShapeError,
     check_count,
@@ -34,13 +35,14 @@ from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.engines import Engine
 from vaerdict.inference.assess import Assessment, assess, checked_values, importance_weights
-from vaerdict.inference.blocks import BLOCK, Settings, answered, named_proposals, noise_for
+from vaerdict.inference.blocks import Settings, answered, named_proposals, noise_for
 from vaerdict.inference.sampling import Escalation, Group
 from vaerdict.inference.search import Scope
-from vaerdict.inference.target import Target, UserQuery, with_observations
+from vaerdict.inference.target import Space, Target, UserQuery, with_observations
 from vaerdict.models import Enumerated
 from vaerdict.noise import Randomness, as_source, seeded
-from vaerdict.proposals import Mixture, Prior
+from vaerdict.priors import JointPrior, Prior
+from vaerdict.proposals import Mixture
 from vaerdict.samplers import gathered, systematic
 
 _CONFIRMED_ERRORS = 4.0  # errors of their difference by which two independent answers may differ
@@ -88,7 +90,8 @@ class Posterior:
     record: Escalation | None = field(default=None, repr=False)
     layouts: tuple[Layout, ...] = field(default=(), repr=False)
     probes: Latent = field(default=None, repr=False)
-    target: Target | None = field(default=None, repr=False)
+    space: Space | None = field(default=None, repr=False)
+    x: Observations = field(default=None, repr=False)
 
     @cached_property
     def _psis(self) -> tuple[Tensor, Tensor]:
@@ -172,7 +175,7 @@ class Posterior:
         return self._zeroed(checked_values(values, self.log_w))
 
     def _evaluated(self, f: UserQuery, z: Latent) -> Tensor:
-        return f(z) if self.target is None else self.target.evaluate(f, z, self.target.x)
+        return f(z) if self.space is None else self.space.evaluate(f, z, self.x)
 
     def _zeroed(self, t: Tensor) -> Tensor:
         """Zero in place of the NaN of observations that failed, which f might not accept."""
@@ -257,7 +260,7 @@ def posterior(
     budget: int | None = None,
     seed: int | Randomness | None = None,
     smooth: bool = True,
-    block: int = BLOCK,
+    block: int | None = None,
     engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Posterior:
@@ -292,7 +295,7 @@ def posterior(
     smooth
         Whether expectations use Pareto-smoothed weights.
     block
-        Number of observations that are escalated at a time.
+        Number of observations that are escalated at a time, by default 250, or 1000 on a GPU.
     engine
         Where blocks are escalated: ``vaerdict.engines.Threads()``, ``Local()`` (processes) or ``Ray()``. By default one
         after the other, in this thread.
@@ -327,22 +330,20 @@ def posterior(
         return _escalated(Target.of(model, x), record, groups, smooth)
     if query is not None or budget is not None or rtol:
         raise SettingError("query=, rtol= and budget= belong to escalation; give a tolerance= too.")
-    target = Target.without_vectors(model, x)
-    if isinstance(target.model, Enumerated) and not target.model.continuous:
+    space = Space.without_vectors(model, x)
+    if isinstance(space.model, Enumerated) and not space.model.continuous:
         raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
-    named = {
-        name: Prior(q.prior, rows=True) if isinstance(q, Prior) else q for name, q in named_proposals(proposals).items()
-    }
+    named = {name: _at_rows(q, space.model) for name, q in named_proposals(proposals).items()}
     q = Mixture(named, shares) if isinstance(proposals, Mapping) else named["q"]
     with evaluating(model, named):
-        z, log_w = importance_weights(target.model, x, q, n, generator=noise_for(seed, x))
-        probes = Prior(target.model.prior).sample(x, _PROBES, log_w.shape[1:], as_source(seeded(0, log_w.device)))
+        z, log_w = importance_weights(space.model, x, q, n, generator=noise_for(seed, x))
+        probes = Prior(space.model.prior).sample(x, _PROBES, log_w.shape[1:], as_source(seeded(0, log_w.device)))
     source, names = torch.zeros(n, dtype=torch.long), ("q",)
     if isinstance(q, Mixture):
         source, names = q.source(n), tuple(q.components)
     same_kind = type(probes) is type(z)  # a prior may be of one tensor, where the latent is a tuple of its parts
     probes = probes if same_kind else None
-    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes, target=target)
+    return Posterior(z, log_w, source.to(log_w.device), names, smooth, probes=probes, space=space, x=x)
 
 
 def _escalated(target: Target, record: Escalation, groups: list[Group], smooth: bool) -> Posterior:
@@ -350,7 +351,7 @@ def _escalated(target: Target, record: Escalation, groups: list[Group], smooth: 
     n_obs, k = len(target.index), int(record.draws.max().clamp_min(1))
     like = groups[0].draws.log_w if groups else torch.empty(0, device=target.index.device)
     u, log_w = like.new_full((k, n_obs, target.d), torch.nan), like.new_zeros(k, n_obs)
-    z, layouts = target.unchecked(u), []
+    z, layouts = target.space.unchecked(u), []
     for rows, draws in groups:
         index, n = rows.to(log_w.device), len(draws.log_w)
         for whole, part in zip(_tensors(z), _tensors(draws.z), strict=True):
@@ -358,7 +359,18 @@ def _escalated(target: Target, record: Escalation, groups: list[Group], smooth: 
         log_w[:n, index], log_w[n:, index] = draws.log_w, -torch.inf
         layouts.append(Layout(index, n, draws.source, draws.replicate))
     source = torch.zeros(k, dtype=torch.long, device=log_w.device)
-    return Posterior(z, log_w, source, smooth=smooth, record=record, layouts=tuple(layouts), target=target)
+    return Posterior(
+        z, log_w, source, smooth=smooth, record=record, layouts=tuple(layouts), space=target.space, x=target.x
+    )
+
+
+def _at_rows(q: Proposal, model: Model) -> Proposal:
+    """A prior as that of the continuous latents, for observations of any shape; other proposals are unchanged."""
+    if not isinstance(q, Prior):
+        return q
+    return Prior(
+        model.prior if isinstance(model, Enumerated) and isinstance(q.prior, JointPrior) else q.prior, rows=True
+    )
 
 
 def _tensors(z: Latent) -> tuple[Tensor, ...]:
@@ -400,7 +412,7 @@ def expect(
     confirm: bool = False,
     budget: int | None = None,
     seed: int | Randomness | None = None,
-    block: int = BLOCK,
+    block: int | None = None,
     engine: Engine | None = None,
     progress: Progress = silent,
 ) -> Answer:
@@ -434,7 +446,7 @@ def expect(
         A whole number, with which results repeat and do not depend on which observations are asked together. By default
         every call differs. A ``torch.Generator`` or `vaerdict.Sobol` is used as a source of randomness.
     block
-        Number of observations that are answered at a time, which bounds the memory.
+        Number of observations that are answered at a time, which bounds the memory; by default 250, or 1000 on a GPU.
     engine
         Where blocks are answered: ``vaerdict.engines.Threads()``, ``Local()`` (processes) or ``Ray()``. By default one
         after the other, in this thread.

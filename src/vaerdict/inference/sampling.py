@@ -210,6 +210,8 @@ class Sampling:
     def _advance(self, stage: str, rows: Tensor, q: Mixture, draws: Weighted, n_fresh: int, patient: bool) -> None:
         """Judge the draws, of which the last `n_fresh` were not used to plan their number; draw more where it helps."""
         rows, draws, q = self.usable(stage, rows, draws, q)
+        if not len(rows):
+            return
         result = self._judge(stage, rows, draws, n_fresh)
         n_next = self._planned(stage, rows, result, len(draws.z), n_fresh, patient)
         final = (n_next == 0).nonzero().flatten()

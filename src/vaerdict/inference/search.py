@@ -251,7 +251,8 @@ def _merged(loc: Tensor, tril: Tensor, share: Tensor) -> Kernels:
     repeats = (distance < _REPEATED) & ((scale / scale.unsqueeze(1)).log().abs() < 0.1).all(-1)
     first = repeats.double().argmax(1)  # of every kernel, the first that it repeats
     share = torch.zeros_like(share).scatter_add_(0, first, share)
-    order = share.argsort(0, descending=True)[: int((share > 0).sum(0).max())]
+    # in the order of the searches: an order by share would be left to rounding where modes are equal
+    order = (share <= 0).byte().argsort(stable=True, dim=0)[: int((share > 0).sum(0).max())]
     loc = loc.gather(0, order.unsqueeze(-1).expand(*order.shape, d))
     tril = tril.gather(0, order[..., None, None].expand(*order.shape, d, d))
     return Kernels(loc, tril, share.gather(0, order).log().to(loc.dtype), _DF)

@@ -17,6 +17,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -90,75 +91,40 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
-    """The density of vectors u given observations by row number. See the module.
+class Space:
+    """Vectors u without bounds in place of a model's latents; discrete ones are summed out.
 
-    Shapes: ``u (K, *batch, d)``; the observations of a batch are row numbers ``(*batch, 1)``. A batch of several axes
-    repeats the same rows along all but the last, as starts of a search do.
+    Shapes: ``u (K, n, d)``.
     """
 
     model: Model
-    x: Observations
     parts: tuple[_Part, ...]
-    index: Tensor
 
     @classmethod
-    def of(cls, model: Model, x: Observations) -> Target:
-        """The target of a model."""
-        plain = cls.without_vectors(model, x)
-        model = plain.model
+    def of(cls, model: Model, x: Observations) -> Space:
+        """The space of a model; the first observation shows the shapes."""
+        model = Enumerated(model, x) if discrete_latents(model, x) else model
         if isinstance(model, Enumerated) and not model.continuous:
-            return plain
+            return cls(model, ())
         first = rows_of(x, slice(0, 1))
         z = Prior(model.prior).sample(first, 2, (1,), as_source(seeded(0)))
         named = _named(z, model)
-        parts = tuple(_part(name, t, *_distribution(model, name, z, first)) for name, t in named.items())
-        return cls(model, x, parts, plain.index)
+        return cls(model, tuple(_part(name, t, *_distribution(model, name, z, first)) for name, t in named.items()))
 
     @classmethod
-    def without_vectors(cls, model: Model, x: Observations) -> Target:
-        """The target of a model whose latents are used as they are; only discrete ones are summed out."""
-        model = Enumerated(model, x) if discrete_latents(model, x) else model
-        return cls(model, x, (), torch.arange(n_observations(x), device=device_of(x)).unsqueeze(-1))
+    def without_vectors(cls, model: Model, x: Observations) -> Space:
+        """The space of a model whose latents are used as they are; only discrete ones are summed out."""
+        return cls(Enumerated(model, x) if discrete_latents(model, x) else model, ())
 
     @property
-    def d(self) -> int:
-        """The number of continuous latents in all."""
-        return sum(part.size for part in self.parts)
-
-    @property
-    def width(self) -> int:
-        """How many numbers an observation consists of."""
-        return sum(math.prod(t.shape[1:]) for t in parts_of(self.x))
-
-    @property
-    def prior(self) -> TargetPrior:
-        """The prior of u."""
-        return TargetPrior(self, Prior(self.model.prior))
-
-    def rows(self, index: Tensor) -> Observations:
-        """The observations at row numbers. Shapes: ``(*batch, 1)``."""
-        while index.dim() > 2:
-            index = index[0]
-        return rows_of(self.x, index[:, 0])
-
-    def prepare(self, index: Tensor) -> _Rows:
-        """What the model prepares from the observations at row numbers."""
-        return _Rows(prepared(self.model, self.rows(index)))
-
-    def log_joint(self, x: _Rows | Tensor, u: Tensor) -> Tensor:
-        """Log p(x, u). Shapes: ``-> (K, *batch)``."""
-        rows = self.prepare(x) if isinstance(x, Tensor) else x
-        flat = u.reshape(-1, *u.shape[-2:])  # starts of a search take the place of particles
-        z, log_det, representable = self.at(flat)
-        log_p = check_log_joint(self.model.log_joint(rows.value, z), flat[..., 0], z) + log_det
-        log_p = log_p if representable is None else torch.where(representable, log_p, -torch.inf)
-        return log_p.reshape(u.shape[:-1])
+    def sizes(self) -> list[int]:
+        """The number of coordinates of each continuous latent."""
+        return [part.size for part in self.parts]
 
     def at(self, u: Tensor) -> Point:
         """The latent of a vector."""
         named, log_det, representable = {}, 0.0, None
-        for part, value in zip(self.parts, u.split([p.size for p in self.parts], -1), strict=True):
+        for part, value in zip(self.parts, u.split(self.sizes, -1), strict=True):
             if part.transform is None:
                 named[part.name] = value
                 continue
@@ -172,27 +138,32 @@ class Target:
             named[part.name] = z
         return Point(self._joined(named), log_det, representable)
 
-    def unchecked(self, u: Tensor) -> Latent:
-        """A vector cut into latents, without the maps onto their supports."""
-        sizes = [part.size for part in self.parts]
-        return self._joined({p.name: t.clone() for p, t in zip(self.parts, u.split(sizes, -1), strict=True)})
-
     def latent(self, u: Tensor) -> Latent:
         """The latent of a vector, strictly inside its support."""
         return self.at(u).z
 
+    def unchecked(self, u: Tensor) -> Latent:
+        """A vector cut into latents, without the maps onto their supports."""
+        return self._joined({p.name: t.clone() for p, t in zip(self.parts, u.split(self.sizes, -1), strict=True)})
+
     def vector(self, z: Latent) -> Tensor:
         """The vector of a latent; where it is outside its support, numbers at which the density is zero."""
         named = _named(z, self.model)
-        return torch.cat([_unconstrained(part, named[part.name]) for part in self.parts], -1)
+        u = torch.cat([_unconstrained(part, named[part.name]) for part in self.parts], -1)
+        if u.shape[-1] != sum(self.sizes):
+            raise ShapeError(
+                f"the proposal draws latents of size ({u.shape[-1]},), the model's prior has size "
+                f"({sum(self.sizes)},); give both the same latent dimension."
+            )
+        return u
 
-    def proposal(self, q: Proposal) -> TargetProposal:
-        """A proposal for the user's latents as a proposal for u."""
-        return TargetProposal(self, q)
+    def log_joint(self, prepared_x: Any, u: Tensor) -> Tensor:
+        """Log p(x, u). Shapes: ``-> (K, n)``."""
+        return self._density(u, lambda z: check_log_joint(self.model.log_joint(prepared_x, z), u[..., 0], z))
 
-    def query(self, f: UserQuery) -> Query:
-        """A function of the user's latents and observations as a function of vectors and row numbers."""
-        return lambda u, index: self.evaluate(f, self.latent(u), self.rows(index))
+    def log_prior(self, u: Tensor, x: Observations) -> Tensor:
+        """Log p(u | x). Shapes: ``-> (K, n)``."""
+        return self._density(u, lambda z: log_prior(self.model.prior, z, x))
 
     @torch.no_grad()
     def evaluate(self, f: UserQuery, z: Latent, x: Observations) -> Tensor:
@@ -202,10 +173,76 @@ class Target:
             return self.model.average(lambda latent: query(latent, x), x, z)
         return query(z, x)
 
+    def _density(self, u: Tensor, log_density: Callable[[Latent], Tensor]) -> Tensor:
+        z, log_det, representable = self.at(u)
+        log_p = log_density(z) + log_det
+        return log_p if representable is None else torch.where(representable, log_p, -torch.inf)
+
     def _joined(self, named: dict[str, Tensor]) -> Latent:
         if isinstance(self.model, Enumerated):
             return self.model.joined(named)
         return self.model.prior.Latent(**named) if isinstance(self.model.prior, JointPrior) else named[""]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The density of vectors u given observations by row number. See the module.
+
+    Shapes: ``u (K, *batch, d)``; the observations of a batch are row numbers ``(*batch, 1)``. A batch of several axes
+    repeats the same rows along all but the last, as starts of a search do.
+    """
+
+    space: Space
+    x: Observations
+
+    @classmethod
+    def of(cls, model: Model, x: Observations) -> Target:
+        """The target of a model at observations."""
+        return cls(Space.of(model, x), x)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """The row numbers of all observations. Shapes: ``(n, 1)``."""
+        return torch.arange(n_observations(self.x), device=device_of(self.x)).unsqueeze(-1)
+
+    @property
+    def d(self) -> int:
+        """The number of continuous latents in all."""
+        return sum(self.space.sizes)
+
+    @property
+    def width(self) -> int:
+        """How many numbers an observation consists of."""
+        return sum(math.prod(t.shape[1:]) for t in parts_of(self.x))
+
+    @property
+    def prior(self) -> TargetPrior:
+        """The prior of u."""
+        return TargetPrior(self, Prior(self.space.model.prior))
+
+    def rows(self, index: Tensor) -> Observations:
+        """The observations at row numbers. Shapes: ``(*batch, 1)``."""
+        while index.dim() > 2:
+            index = index[0]
+        return rows_of(self.x, index[:, 0])
+
+    def prepare(self, index: Tensor) -> _Rows:
+        """What the model prepares from the observations at row numbers."""
+        return _Rows(prepared(self.space.model, self.rows(index)))
+
+    def log_joint(self, x: _Rows | Tensor, u: Tensor) -> Tensor:
+        """Log p(x, u). Shapes: ``-> (K, *batch)``."""
+        rows = self.prepare(x) if isinstance(x, Tensor) else x
+        # starts of a search take the place of particles
+        return self.space.log_joint(rows.value, u.reshape(-1, *u.shape[-2:])).reshape(u.shape[:-1])
+
+    def proposal(self, q: Proposal) -> TargetProposal:
+        """A proposal for the user's latents as a proposal for u."""
+        return TargetProposal(self, q)
+
+    def query(self, f: UserQuery) -> Query:
+        """A function of the user's latents and observations as a function of vectors and row numbers."""
+        return lambda u, index: self.space.evaluate(f, self.space.latent(u), self.rows(index))
 
 
 def _named(z: Latent, model: Model) -> dict[str, Tensor]:
@@ -298,12 +335,12 @@ class TargetProposal:
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation."""
         z, log_q = draws_of(self.base, self.target.rows(x), k, generator)
-        u = self._vector(z)
-        return Draws(u, log_q + self.target.at(u).log_det)
+        u = self.target.space.vector(z)
+        return Draws(u, log_q + self.target.space.at(u).log_det)
 
     def log_prob(self, u: Tensor, x: Tensor) -> Tensor:
         """Log q(u | x), arbitrary where the joint density is zero. Shapes: ``(K, *batch, d) -> (K, *batch)``."""
-        z, log_det, _ = self.target.at(u)
+        z, log_det, _ = self.target.space.at(u)
         return self.base.log_prob(z, self.target.rows(x)) + log_det
 
     def select(self, index: Tensor) -> TargetProposal:
@@ -313,20 +350,10 @@ class TargetProposal:
     def location(self, x: Tensor, generator: Randomness | None) -> Tensor:
         """Where a search may start: the location of the proposal, or the mean of its draws. Shapes: ``-> (n, d)``."""
         rows = self.target.rows(x)
-        if all(part.transform is None and not part.name for part in self.target.parts):
+        if all(part.transform is None and not part.name for part in self.target.space.parts):
             return location(self.base, rows, generator)
         assert generator is not None
         return self.draw(x, 32, generator=generator).z.mean(0)
-
-    def _vector(self, z: Latent) -> Tensor:
-        sizes = [part.size for part in self.target.parts]
-        u = self.target.vector(z)
-        if u.shape[-1] != sum(sizes):
-            raise ShapeError(
-                f"the proposal draws latents of size ({u.shape[-1]},), the model's prior has size ({sum(sizes)},); "
-                "give both the same latent dimension."
-            )
-        return u
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,17 +369,14 @@ class TargetPrior(TargetProposal):
 
     def draw(self, x: Tensor, k: int, *, generator: Randomness) -> Draws:
         """Draw k particles for each observation."""
-        u = self._vector(self.base.sample(self.target.rows(x), k, x.shape[:-1], as_source(generator)))
+        u = self.target.space.vector(self.base.sample(self.target.rows(x), k, x.shape[:-1], as_source(generator)))
         return Draws(u, self.log_prob(u, x))
 
     def log_prob(self, u: Tensor, x: Tensor) -> Tensor:
         """Log p(u | x). Shapes: ``(K, *batch, d) -> (K, *batch)``."""
         flat = u.reshape(-1, *u.shape[-2:])
-        z, log_det, representable = self.target.at(flat)
-        log_p = log_prior(self.base.prior, z, self.target.rows(x)) + log_det
-        log_p = log_p if representable is None else torch.where(representable, log_p, -torch.inf)
-        return log_p.reshape(u.shape[:-1])
+        return self.target.space.log_prior(flat, self.target.rows(x)).reshape(u.shape[:-1])
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Tensor:
         """Draw vectors of shape ``(*sample_shape, d)`` from torch's global random state."""
-        return self._vector(self.target.model.prior.sample(torch.Size(sample_shape)))
+        return self.target.space.vector(self.base.prior.sample(torch.Size(sample_shape)))

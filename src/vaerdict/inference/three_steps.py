@@ -13,12 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from vaerdict import diagnostics
-from vaerdict.core import Model, Progress, Proposal, SettingError, evaluating, log_mean_exp, silent
+from vaerdict.core import (
+    Model,
+    Observations,
+    Progress,
+    Proposal,
+    SettingError,
+    check_model,
+    check_observations,
+    evaluating,
+    log_mean_exp,
+    map_observations,
+    silent,
+)
 from vaerdict.inference.assess import importance_weights
+from vaerdict.inference.packing import Packed, Packing, Unpacked, needs_packing
 from vaerdict.inference.posterior import Posterior, posterior
 from vaerdict.inference.target import UserQuery
 from vaerdict.noise import Randomness, global_state_from, seeded
-from vaerdict.proposals import Family, Mixture, Normal, defensive
+from vaerdict.proposals import Family, Levels, Mixture, Normal, defensive
 from vaerdict.refinement import refine
 from vaerdict.training import CHI, IWAE, VAE, WW, Fit, Member, Recipe, Settings, as_model, train
 from vaerdict.training.checkpoint import file_of, read_checkpoint, save_checkpoint
@@ -141,12 +154,14 @@ class ThreeStep:
         self.fits: list[Fit] = []
         self.proposals: dict[str, Proposal] = {}
         self._winner: Fit | None = None
+        self._packing: Packing | None = None
         self._like = torch.zeros(0)
 
     @property
     def model(self) -> Model:
         """The model selected by step one."""
-        return as_model(self.winner.model)
+        model = self.winner.model
+        return as_model(model.user_model if isinstance(model, Packed) else model)
 
     @property
     def winner(self) -> Fit:
@@ -156,17 +171,23 @@ class ThreeStep:
         return self._winner
 
     def fit(
-        self, x_train: Tensor, x_valid: Tensor, *, checkpoint: Path | None = None, progress: Progress = silent
+        self,
+        x_train: Observations,
+        x_valid: Observations,
+        *,
+        checkpoint: Path | None = None,
+        progress: Progress = silent,
     ) -> ThreeStep:
         """Steps one and two: train and select a model, train proposals for it.
 
         Parameters
         ----------
         x_train
-            Observations to train on, ``(n, p)``.
+            Observations to train on, ``(n, p)``, or a tuple or mapping of tensors with one leading axis. Encoders get
+            the columns of all parts.
         x_valid
-            Held-out observations, ``(m, p)``, which decide when training ends and which model is selected. Evaluate the
-            result on a third set.
+            Held-out observations of the same kind, which decide when training ends and which model is selected.
+            Evaluate the result on a third set.
         checkpoint
             Folder for resumable checkpoints of both steps.
         progress
@@ -178,6 +199,11 @@ class ThreeStep:
             This object.
         """
         folder = None if checkpoint is None else checkpoint / "models"
+        check_observations(x_train, name="x_train")
+        check_observations(x_valid, name="x_valid")
+        if needs_packing(check_model(self._new_model(seeded(0))), x_train):
+            self._packing = Packing.of(x_train)
+            x_train, x_valid = self._packing.pack(x_train), self._packing.pack(x_valid)
         self._like = x_train.new_zeros(2, *x_train.shape[1:], device="cpu")
         members = [
             self._member(recipe, seed, x_train, self.encoder) for recipe in self.objectives for seed in self.seeds
@@ -188,8 +214,15 @@ class ThreeStep:
         self._winner, self.selection = select(self.fits, x_valid.to(self.device))
         best = self.selection[0]
         log.info("selected %s (seed %d), held-out evidence %.3f", best.model, best.seed, best.iwelbo_best)
-        self.proposals = self._fit_proposals(x_train, x_valid, checkpoint, progress)
+        self.proposals = self._unpacked(self._fit_proposals(x_train, x_valid, checkpoint, progress))
         return self
+
+    def _unpacked(self, proposals: dict[str, Proposal]) -> dict[str, Proposal]:
+        """Proposals for the user's observations and latents."""
+        model = self.winner.model
+        if not isinstance(model, Packed):
+            return proposals
+        return {name: Unpacked(model, q) for name, q in proposals.items()}
 
     def mixture(self) -> Mixture:
         """The proposal of step three: those of step two in equal shares, with a defensive share of the prior."""
@@ -197,7 +230,7 @@ class ThreeStep:
 
     def posterior(
         self,
-        x: Tensor,
+        x: Observations,
         n: int = 1000,
         *,
         tolerance: float | None = None,
@@ -212,7 +245,7 @@ class ThreeStep:
         Parameters
         ----------
         x
-            Observations, ``(n_obs, p)``.
+            Observations like those of `fit`.
         n
             Number of particles per observation.
         tolerance
@@ -223,7 +256,7 @@ class ThreeStep:
         mixture = self.mixture()
         return posterior(
             self.model,
-            x.to(self.device),
+            map_observations(lambda t: t.to(self.device), x),
             mixture.components if tolerance is None else self.proposals,
             n,
             shares=mixture.shares if tolerance is None else None,
@@ -245,6 +278,7 @@ class ThreeStep:
         notes = {
             "format": _FORMAT,
             "x": {"shape": list(self._like.shape), "dtype": str(self._like.dtype)},
+            "parts": None if self._packing is None else self._packing.notes(),
             "settings": {"seeds": self.seeds, "hidden": self.hidden, "prior_share": self.prior_share},
             "selection": self.selection,
             "winner": {"name": self.winner.name, "seed": self.winner.seed}
@@ -257,21 +291,31 @@ class ThreeStep:
         return file_of(Path(path))
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module | Callable[[], nn.Module], **settings: Any) -> ThreeStep:
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module | Callable[[], nn.Module],
+        *,
+        like: Observations = None,
+        **settings: Any,
+    ) -> ThreeStep:
         """Read the file of `save`. It holds numbers and strings only; no code from it is run.
 
         Pass the same `model` and those parameters of `ThreeStep` that differed from their defaults, except `seeds`,
-        `hidden` and `prior_share`, which are in the file. `fits` then holds the selected fit only.
+        `hidden` and `prior_share`, which are in the file. `fits` then holds the selected fit only. A fit of structured
+        observations also needs `like`, some of them.
         """
         tensors, notes = read_checkpoint(Path(path))
         if notes.get("format") != _FORMAT:
             raise SettingError(f"{path} holds {notes.get('format')!r}, not {_FORMAT!r}; was it written by `save`?")
         steps = cls(model, **(notes["settings"] | settings))
+        if notes["parts"] is not None:
+            steps._packing = _packing_like(like, notes["parts"])
         steps._like = torch.zeros(notes["x"]["shape"], dtype=getattr(torch, notes["x"]["dtype"].split(".")[-1]))
         steps.selection = [ModelScore(*row) for row in notes["selection"]]
         steps._winner = steps._unfitted_winner(notes["winner"])
         steps.fits = [steps.winner]
-        steps.proposals = steps._unfitted_proposals(notes["proposals"])
+        steps.proposals = steps._unpacked(steps._unfitted_proposals(notes["proposals"]))
         for name, module in steps._modules().items():
             _fill(module, {n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")}, name)
             module.eval().to(steps.device)
@@ -279,7 +323,8 @@ class ThreeStep:
 
     def _modules(self) -> dict[str, nn.Module]:
         # proposals go by number, because the user's names of recipes may not be valid names of tensors
-        numbered = {f"proposal {i}": cast(nn.Module, q) for i, q in enumerate(self.proposals.values())}
+        bare = (q.proposal if isinstance(q, Unpacked) else q for q in self.proposals.values())
+        numbered = {f"proposal {i}": cast(nn.Module, q) for i, q in enumerate(bare)}
         return {"model": self.winner.model, "encoder": self.winner.proposal, **numbered}
 
     def _unfitted_winner(self, notes: dict[str, Any]) -> Fit:
@@ -324,7 +369,7 @@ class ThreeStep:
             progress=progress,
         )
         fitted = dict(zip(named, (fit.proposal for fit in fits), strict=True))
-        return _best_first(self.model, fitted, x_valid.to(self.device))
+        return _best_first(as_model(self.winner.model), fitted, x_valid.to(self.device))
 
     def _named(self) -> dict[str, tuple[Recipe, Family]]:
         """Recipe and family of each proposal of step two, by its name."""
@@ -333,6 +378,9 @@ class ThreeStep:
     def _member(self, recipe: Recipe, seed: int, x: Tensor, family: Family) -> Member:
         generator = seeded(seed)
         model = self._new_model(generator)
+        if self._packing is not None:
+            model = Packed(model, self._packing)
+            family = Levels(tuple(model.space.sizes), family) if len(model.space.sizes) > 1 else family
         event = tuple(as_model(model).prior.event_shape)
         if len(event) != 1:
             raise SettingError(f"the model's prior has event shape {event}; encoders need one vector of latents, (d,).")
@@ -343,6 +391,18 @@ class ThreeStep:
             return copy.deepcopy(self.template)
         with global_state_from(generator):
             return self.template()
+
+
+def _packing_like(like: Observations, notes: list[dict[str, Any]]) -> Packing:
+    """The packing of observations, which must be like those of the fit."""
+    if like is None:
+        raise SettingError("the fit is of structured observations; pass `load` some of them as like=.")
+    packing = Packing.of(check_observations(like, name="like"))
+    if packing.notes() != notes:
+        raise SettingError(
+            f"like= has the parts {packing.notes()}, the fit has {notes}; pass observations of its kind."
+        )
+    return packing
 
 
 def _tensors(prefix: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Models: probabilistic PCA, gene counts, and the semi-supervised M1+M2; `adapters` wraps models of scvi-tools."""
+"""Models: probabilistic PCA, gene counts, and the semi-supervised M1+M2; `scvi` wraps models of scvi-tools."""
 
 from vaerdict.models.counts import CountModel
 from vaerdict.models.enumerated import Enumerated, discrete_latents

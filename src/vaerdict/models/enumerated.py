@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +21,10 @@ from vaerdict.core import (
     rows_of,
 )
 from vaerdict.noise import Randomness, Source, as_source
-from vaerdict.priors import JointPrior, batch_of, is_discrete
+from vaerdict.priors import JointPrior, batch_of, is_discrete, latent_type
 
 MAX_STATES = 1024
 """Largest number of joint states of the discrete latents."""
-
-
-class _States(NamedTuple):
-    """The joint states of the discrete latents: for each latent its value in every state. Shapes: ``(S, ...)`` each."""
-
-    values: dict[str, Tensor]
-    n: int
 
 
 def discrete_latents(model: Model, x: Observations) -> dict[str, Tensor]:
@@ -64,7 +56,8 @@ class Enumerated(nn.Module):
     :math:`E[f(z, c) \mid x] = E[\sum_c p(c \mid x, z) f(z, c) \mid x]`.
 
     The latent is the tensor z where one continuous latent remains, and a named tuple where several do. `average` and
-    `probabilities` evaluate functions of all latents.
+    `probabilities` evaluate functions of all latents. A model whose decoder does not depend on c may set
+    ``broadcasts_states = True``. It then gets the states on an additional first axis of c and decodes z once.
 
     Parameters
     ----------
@@ -104,11 +97,11 @@ class Enumerated(nn.Module):
             )
         index = torch.cartesian_prod(*(torch.arange(len(s)) for s in supports.values())).reshape(self.n_states, -1)
         values = {name: states[index[:, i].to(states.device)] for i, (name, states) in enumerate(supports.items())}
-        self.states = _States(values, self.n_states)
-        prior = model.prior  # a property that takes as long as a small log_joint
+        self.states = values
+        prior = model.prior  # a property that may take as long as a small log_joint
         names = prior.names if isinstance(prior, JointPrior) else ("",)
         self.continuous = tuple(name for name in names if name not in values)
-        self.Latent: Any = namedtuple("Latent", self.continuous) if len(self.continuous) > 1 else None
+        self.Latent: Any = latent_type(*self.continuous) if len(self.continuous) > 1 else None
         self.Full: Any = prior.Latent if isinstance(prior, JointPrior) else None
 
     @property
@@ -126,20 +119,18 @@ class Enumerated(nn.Module):
 
     def log_joint_states(self, x: Any, z: Latent) -> Tensor:
         """Log p(x, z, c) in every state c. Shapes: ``-> (S, K, *batch)``."""
-        shape = (z if isinstance(z, Tensor) else z[0]).shape[:-1]
-        shape = torch.Size((self.n_states * shape[0], *shape[1:]))
-
-        def log_joint(full: Latent) -> Tensor:
-            log_p = self.model.log_joint(x, full)
-            if log_p.shape != shape:
-                raise ShapeError(
-                    f"log_joint returned shape {tuple(log_p.shape)} for {self.n_states} states of the discrete latents "
-                    f"with {z.shape[0] if isinstance(z, Tensor) else len(z[0])} particles; it must return one number "
-                    f"per state, particle and observation, shape {tuple(shape)}."
-                )
-            return log_p
-
-        return self._in_states(log_joint, z)
+        batch = (z if isinstance(z, Tensor) else z[0]).shape[:-1]
+        if getattr(self.model, "broadcasts_states", False):
+            log_p = self.model.log_joint(x, self._latent(self.parts(z) | self._states_at(z)))
+        else:
+            log_p = self.model.log_joint(x, self.full(z))
+        n, shape = self.n_states, tuple(log_p.shape)
+        if shape not in ((n, *batch), (n * batch[0], *batch[1:])):
+            raise ShapeError(
+                f"log_joint returned shape {shape} for {n} states of the discrete latents and {batch[0]} particles; it "
+                f"must return one number per state, particle and observation, shape {(n * batch[0], *batch[1:])}."
+            )
+        return log_p.reshape(n, *batch)
 
     def probabilities(self, x: Observations, z: Latent) -> Tensor:
         """P(c | x, z) of every state. Shapes: ``-> (S, K, *batch)``."""
@@ -168,13 +159,22 @@ class Enumerated(nn.Module):
 
         Without continuous latents z is an empty tensor ``(K, *batch, 0)``.
         """
-        n, like = self.n_states, z if isinstance(z, Tensor) else z[0]
-        batch = like.shape[:-1]
-        repeated = {name: t.expand(n, *t.shape).reshape(-1, *t.shape[1:]) for name, t in self.parts(z).items()}
-        for name, value in self.states.values.items():
-            lead = value.to(like.device).reshape(n, *(1,) * len(batch), *value.shape[1:])
-            repeated[name] = lead.expand(n, *batch, *value.shape[1:]).reshape(-1, *batch[1:], *value.shape[1:])
-        return self.Full(**repeated) if self.Full else repeated[""]
+        repeated = {name: t.expand(self.n_states, *t.shape) for name, t in self.parts(z).items()}
+        return self._latent({name: t.flatten(0, 1) for name, t in (repeated | self._states_at(z)).items()})
+
+    def first(self, z: Latent) -> Latent:
+        """All latents in the first state, for functions that do not depend on the discrete ones."""
+        return self._latent(self.parts(z) | {name: t[0] for name, t in self._states_at(z).items()})
+
+    def _states_at(self, z: Latent) -> dict[str, Tensor]:
+        """The value of every discrete latent in every state. Shapes: ``-> (S, K, *batch, ...)`` each."""
+        like = z if isinstance(z, Tensor) else z[0]
+        batch, n = like.shape[:-1], self.n_states
+        lead = {k: t.to(like.device).reshape(n, *(1,) * len(batch), *t.shape[1:]) for k, t in self.states.items()}
+        return {name: t.expand(n, *batch, *t.shape[len(batch) + 1 :]) for name, t in lead.items()}
+
+    def _latent(self, named: dict[str, Tensor]) -> Latent:
+        return self.Full(**named) if self.Full else named[""]
 
     def _in_states(self, f: Callable[[Latent], Tensor], z: Latent) -> Tensor:
         values = f(self.full(z))

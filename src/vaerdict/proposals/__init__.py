@@ -13,6 +13,7 @@ from vaerdict.proposals.families import (
 )
 from vaerdict.proposals.flow import Flow, SplineFlow
 from vaerdict.proposals.kernels import Kernels
+from vaerdict.proposals.levels import Levels
 from vaerdict.proposals.mixture import Mixture, check_latent, defensive, optimal_shares
 from vaerdict.proposals.wrapped import as_proposal
 
@@ -22,6 +23,7 @@ __all__ = [
     "Family",
     "Flow",
     "Kernels",
+    "Levels",
     "Mixture",
     "Normal",
     "OfCounts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ _UNIT_SCALE = math.log(math.e - 1)  # softplus(_UNIT_SCALE) == 1
 class Conditional(Protocol):
     """A distribution of latents for fixed observations: what an amortised proposal returns for x."""
 
-    def noise(self, k: int, source: Source, /) -> Noise:
-        """Base noise for k particles of each observation."""
+    def noise(self, k: int, source: Source, /) -> Any:
+        """Base noise for k particles of each observation: `Noise`, or whatever `transform` takes."""
         ...
 
-    def transform(self, noise: Noise, /) -> Tensor:
+    def transform(self, noise: Any, /) -> Tensor:
         """Particles from base noise. Shapes: ``-> (K, *batch, d)``."""
         ...
 

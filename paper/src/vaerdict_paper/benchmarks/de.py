@@ -24,8 +24,9 @@ from vaerdict.datasets.genes import CountData, appendix
 from vaerdict.de.effects import CENTRED, PAIR, PROPORTION, Estimand
 from vaerdict.de.metrics import measure
 from vaerdict.de.model import Proposed
+from vaerdict.de.model.stage import as_scvi
 from vaerdict.inference import posterior
-from vaerdict.models.adapters import ScviModel, from_scvi
+from vaerdict.models.scvi import Scvi
 from vaerdict.noise import seeded
 from vaerdict.proposals import defensive
 from vaerdict.refinement import refine
@@ -77,7 +78,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, A
 def _theirs(data: CountData, model: Any, seed: int) -> list[dict[str, Any]]:
     """The modes of scvi-tools; its fold changes are of proportions, and so is the truth that they are scored by."""
     a, b = _sides(data)
-    wrapped = from_scvi(model)
+    wrapped = as_scvi(model, None)
     drawn = {"lfc_draws": _THEIR_DRAWS, "latents": (_THEIR_DRAWS // len(a) + 1) * len(a)}
     shared = {"estimand": PAIR.name, **drawn, **_assessed(wrapped, wrapped.observations(), wrapped.encoder)}
     truth, rows = data.lfc(0, 1, proportions=True), []
@@ -93,7 +94,7 @@ def _ours(data: CountData, model: Any, seed: int) -> list[dict[str, Any]]:
     rows = []
     for estimand, n_draws in CASES:
         with watched() as watch:
-            wrapped = from_scvi(model)
+            wrapped = as_scvi(model, None)
             x = wrapped.observations()
             q, prob, lfc = _answer(wrapped, x, data, estimand, n_draws, seed)
         metrics = measure(prob, lfc, data.lfc(0, 1, proportions=not estimand.centred), DELTA)
@@ -104,7 +105,7 @@ def _ours(data: CountData, model: Any, seed: int) -> list[dict[str, Any]]:
 
 
 def _answer(
-    model: ScviModel, x: Tensor, data: CountData, estimand: Estimand, n_draws: int, seed: int
+    model: Scvi, x: Tensor, data: CountData, estimand: Estimand, n_draws: int, seed: int
 ) -> tuple[Proposal, Tensor, Tensor]:
     local = refine(model, x, model.encoder, tolerance=TOLERANCE, n_steps=STEPS).distribution
     q = defensive({"REFINED": local}, model.prior)
@@ -121,7 +122,7 @@ def _seconds(watch: Watch) -> dict[str, float]:
     return {"seconds": watch.wall, "cpu_s": watch.cpu}
 
 
-def _assessed(model: ScviModel, x: Tensor, q: Proposal) -> dict[str, float]:
+def _assessed(model: Scvi, x: Tensor, q: Proposal) -> dict[str, float]:
     cells = torch.arange(min(ASSESSED_CELLS, len(x)))
     part = posterior(model, x[cells], restricted(q, cells), ASSESSED_DRAWS, seed=seeded(0))
     return {"khat": part.khat.nanmedian().item(), "ess_share": part.ess.mean().item() / ASSESSED_DRAWS}

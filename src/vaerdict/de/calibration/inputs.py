@@ -17,7 +17,7 @@ from vaerdict.de.analysis import MOST_TRAINING, OTHER_CELLS
 from vaerdict.de.contrasts import FEWEST_CELLS
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.io import replacing, sha256, write_text
-from vaerdict.models.adapters import ScviModel
+from vaerdict.models.scvi import Scvi
 from vaerdict.optional import isolated, require
 
 Labels = Mapping[str, np.ndarray]
@@ -97,7 +97,7 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
         var = pandas.DataFrame(index=counts.ids or counts.genes)
         symbols = {} if analysis.gene_symbols is None else {analysis.gene_symbols: counts.genes}
         return _cells(counts.matrix, _obs(adata, labels, counts.cells), var.assign(**symbols), counts.warnings)
-    from vaerdict.de.model.stage import load_scvi
+    from vaerdict.models.scvi.saved import load_scvi
 
     adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata
     setup = load_scvi(model, adata).adata_manager.registry["setup_args"]
@@ -145,7 +145,7 @@ def model_folder(model: Any, folder: Path) -> Path | None:
         return None if model is None else Path(model).resolve()
     from vaerdict.training.checkpoint import digest
 
-    scvi = model._source.model if isinstance(model, ScviModel) else model
+    scvi = model._source.model if isinstance(model, Scvi) else model
     path = folder / f"model-{digest(scvi.module.state_dict().values())[:8]}" / "model.pt"
     if not path.exists():
         with TemporaryDirectory() as temporary, isolated(0):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vaerdict.core import DataError, Proposal
+from vaerdict.core import Proposal, SettingError
 from vaerdict.de.analysis import MOST_TRAINING, Analysis
 from vaerdict.de.contrasts import Contrast
 from vaerdict.de.counts_likelihood import LfcLikelihood
@@ -37,9 +37,9 @@ from vaerdict.de.model.fitting import SCORED, Fitted, effort_of, encoder_khat, e
 from vaerdict.de.model.group_prior import Expressing
 from vaerdict.de.model.posterior import Modes, Streamed, find_modes, streamed
 from vaerdict.de.stage_cache import StageCache
-from vaerdict.models.adapters import ScviModel, from_scvi
+from vaerdict.models.scvi import Scvi, ScviModel, from_scvi
+from vaerdict.models.scvi.saved import load_scvi
 from vaerdict.noise import seeded
-from vaerdict.optional import isolated, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,21 +167,15 @@ def _diagnostics(analysis: Analysis, fitted: Fitted, averages: Mapping[str, Tens
 
 
 # ------------------------------------------------------------------------------------------------- given models
-def as_scvi(model: Any, adata: Any) -> ScviModel:
+def as_scvi(model: Any, adata: Any) -> Scvi:
     """A fitted scvi-tools model as the adapter of this library; a path is loaded with the data."""
-    if isinstance(model, ScviModel):
-        return model
-    return from_scvi(load_scvi(Path(model), adata) if isinstance(model, (str, Path)) else model)
-
-
-def load_scvi(folder: Path, adata: Any) -> Any:
-    """The model that scvi-tools' ``model.save()`` wrote to a folder, with these data."""
-    if not (folder / "model.pt").is_file():
-        raise DataError(f"{folder} holds no model.pt; name a folder written by scvi-tools' model.save().")
-    scvi = require("scvi", "scvi")
-    try:
-        with isolated(0):
-            kind = scvi.model.SCVI.load_registry(str(folder))["model_name"]
-            return getattr(scvi.model, kind).load(str(folder), adata=adata)
-    except Exception as error:  # scvi-tools raises many kinds for data that do not fit
-        raise DataError(f"{folder} cannot be loaded with these data ({str(error).splitlines()[0]}).") from error
+    model = load_scvi(Path(model), adata) if isinstance(model, (str, Path)) else model
+    wrapped = model if isinstance(model, ScviModel) else from_scvi(model)
+    latents = ", ".join(wrapped.latents())
+    if not isinstance(wrapped, Scvi) or latents != "z":
+        raise SettingError(
+            f"differential expression needs counts of genes given one cell state z; this {type(wrapped).__name__} has "
+            f"the latents {latents}. Train an SCVI with use_observed_lib_size=True, or pass the SCVI that it was made "
+            "from."
+        )
+    return wrapped
