@@ -10,7 +10,7 @@ error, effective sample size and k-hat are therefore those of any other query (`
 computations are in log space.
 
 `vaerdict.expect` answers the same question from the model alone, summing over c at common latents. Proposals for each
-class are kept because they take a fiftieth of its time: 0.08 s instead of 4.1 s per image of scikit-learn's digits,
+class are kept because they take a thirtieth of its time: 0.08 s instead of 2.5 s per image of scikit-learn's digits,
 with 20 latents, a tolerance of 0.04 and the verdict OK on all of 40 images by both.
 """
 
