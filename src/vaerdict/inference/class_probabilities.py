@@ -8,6 +8,10 @@ With latents :math:`(z_k, u_{kc})` drawn for every class from proposals given th
 self-normalised importance sampling of the class probabilities :math:`w_{kc} / W_k` with weights :math:`W_k`. Standard
 error, effective sample size and k-hat are therefore those of any other query (`vaerdict.inference.assess`). All
 computations are in log space.
+
+`vaerdict.expect` answers the same question from the model alone, summing over c at common latents. Proposals for each
+class are kept because they take a thirtieth of its time: 0.08 s instead of 2.5 s per image of scikit-learn's digits,
+with 20 latents, a tolerance of 0.04 and the verdict OK on all of 40 images by both.
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ class M1M2(nn.Module):
         return JointPrior(c=OneHotCategorical(share), u=StandardNormal(self.d_u), z=self.conditional)
 
     def log_joint(self, x: Tensor, latent: Latent) -> Tensor:
-        """Log p(x, z, u, c). Shapes: ``(*batch, p)``, a named tuple of ``(K, *batch, size) -> (K, *batch)``."""
+        """Log p(x, z, u, c). Shapes: ``(*batch, p)``, a named tuple of ``(K, *batch, size) -> (K, *batch)``.
+
+        A class ``(S, K, *batch, classes)`` gives ``(S, K, *batch)``.
+        """
         return self.log_likelihood(x, latent.z) + self.log_prior(latent.z, latent.c, latent.u)
 
 
