@@ -48,7 +48,7 @@ _LEAST_DRAWS = 80
 _MORE = 4  # times as many draws for observations that were not answered
 _DRAWS, _TOGETHER = 1000, 5  # draws of escalation, and observations escalated together
 _BUDGET = 8000  # evaluations of a search from the prior
-_BLOCK, _LEAST_BLOCK = {"cpu": 128, "cuda": 4096}, 16
+_BLOCK, _LEAST_BLOCK = {"cpu": 128, "cuda": 4096}, 32
 _MISSING = 0.5  # nats of evidence that a search may find beyond errors before mass was missed
 _UNLABELLED = "(no label)"
 
