@@ -14,6 +14,7 @@ from checks import assert_within
 from vaerdict.core import DataError, SettingError, ShapeError
 from vaerdict.inference.target import Target
 from vaerdict.models import Enumerated
+from vaerdict.noise import KeyedNoise, row_keys
 
 DOUBLE = torch.double
 RATE = 1e-6  # false-alarm rate of each comparison
@@ -271,3 +272,106 @@ def test_priors_and_observations_that_cannot_be_used_are_refused():
 
     with pytest.raises(SettingError, match="use a prior of unbounded vectors"):
         Target.of(Moving(), X)
+
+
+# ------------------------------------------------------------------------------------------------------ a second look
+def test_fields_of_a_joint_prior_are_independent_in_every_source():
+    """Two fields of one size: P(a > 0, b > 0) is one quarter for each observation (rate 1e-6, binomial with 1024)."""
+    normal = Normal(torch.zeros(1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE))
+    prior, x = vd.JointPrior(a=normal, b=normal), normals(20, 1, seed=9)
+    keyed = KeyedNoise(0, 0, row_keys(x))
+    for source in (keyed, keyed.net(), vd.Sobol(vd.seeded(0)), vd.seeded(0)):
+        z = prior.draw(x, 1024, generator=source).z
+        both = ((z.a > 0) & (z.b > 0)).double().mean(0)
+        assert (both - 0.25).abs().max() < 5.5 * (0.25 * 0.75 / 1024) ** 0.5
+
+
+def test_four_modes_of_two_latents_are_all_found():
+    class Corners:
+        prior = vd.JointPrior(
+            a=Normal(torch.zeros(1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)),
+            b=Normal(torch.zeros(1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)),
+        )
+
+        def log_joint(self, x: Tensor, z) -> Tensor:
+            corner = torch.stack([z.a[..., 0].abs() - 1, z.b[..., 0].abs() - 1], -1)
+            return -0.5 * (corner / 0.05).square().sum(-1) + 0 * x[..., 0]
+
+    x = normals(30, 1, seed=10)
+    answer = vd.expect(Corners(), x, lambda z: (z.a * z.b > 0)[..., 0].double(), n=200, tolerance=0.1, seed=0)
+    ok = answer.verdict == vd.Verdict.OK
+    assert ok.double().mean() > 0.8
+    assert (answer.value[ok] - 0.5).abs().max() < 0.2
+
+
+def test_impossible_observations_of_a_discrete_model_are_refused():
+    class Broken:
+        prior = Categorical(torch.ones(3))
+
+        def log_joint(self, x: Tensor, c: Tensor) -> Tensor:
+            return self.prior.log_prob(c) + torch.where(c >= 0, x[..., 0], 0.0)
+
+        def simulate(self, n: int, *, generator) -> tuple[Tensor, Tensor]:
+            c = torch.randint(3, (n,), generator=generator)
+            return torch.zeros(n, 1, dtype=DOUBLE), c
+
+    class Impossible(Broken):
+        def log_joint(self, x: Tensor, c: Tensor) -> Tensor:
+            log_p = super().log_joint(x, c)
+            return torch.where(x[..., 0] > 1, -torch.inf, torch.where(x[..., 0] < -1, torch.nan, log_p))
+
+    x = torch.tensor([[-2.0], [0.0], [2.0]], dtype=DOUBLE)
+    answer = vd.expect(Impossible(), x, lambda c: c.double() + 1)
+    assert vd.Verdict.names(answer.verdict) == ["REFUSE", "OK", "REFUSE"]
+    assert answer.value[[0, 2]].isnan().all()
+    assert "not finite" in answer.reason[0]
+    report = vd.check(Broken(), lambda c: (c == 0).double(), n_pairs=60)
+    assert report.verdict == vd.Verdict.OK
+    with pytest.raises(SettingError, match="all latents of the model are discrete"):
+        vd.posterior(Broken(), x, None, tolerance=0.1, query=lambda c: c.double())
+    with pytest.raises(ShapeError, match=r"f returned \(\)"):
+        vd.expect(Components(False), X, lambda t: t.z.mean())
+
+
+def test_values_outside_the_support_of_a_dependent_latent_have_no_density():
+    prior = vd.JointPrior(
+        a=Normal(torch.zeros(1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)),
+        b=lambda a: Independent(Gamma(a.exp(), torch.ones(1, dtype=DOUBLE)), 1),
+    )
+    a, b = normals(4, 3, 1, seed=11), normals(4, 3, 1, seed=12).abs()
+    b[:, :2] *= -1
+    log_p = prior.log_prob(prior.Latent(a=a, b=b))
+    exact = Normal(0.0, 1.0).log_prob(a[:, 2]) + Gamma(a[:, 2].exp(), 1.0).log_prob(b[:, 2])
+    torch.testing.assert_close(log_p[:, 2], exact[:, 0])
+    assert log_p[:, :2].isneginf().all()
+
+
+def test_names_and_draws_that_would_mislead_are_refused():
+    normal = Normal(torch.zeros(1), torch.ones(1))
+    for name in ("x", "class", "_z"):
+        with pytest.raises(SettingError, match="a latent cannot be called"):
+            vd.JointPrior(**{name: normal})
+    with pytest.raises(SettingError, match="the prior depends on the observations"):
+        vd.JointPrior(z=lambda x: Normal(x, 1.0)).sample((3,))
+    with pytest.raises(SettingError, match="the prior depends on the observations; give the model simulate"):
+        vd.check(Conditional(tuple), lambda z: z, sample_x=lambda z, g: z)
+    with pytest.raises(SettingError, match="give seed= a whole number"):
+        vd.expect(Components(False), X, lambda t: t.z, seed=KeyedNoise(0, 0, row_keys(X)))
+
+
+def test_fixed_proposals_and_mixtures_serve_images():
+    model, x = Conditional(tuple), observed(tuple, 6)
+    near = Independent(Normal(torch.zeros(1, dtype=DOUBLE), 3 * torch.ones(1, dtype=DOUBLE)), 1)
+    mean, _ = model.exact(x)
+    answer = vd.expect(model, x, lambda z: z[..., 0], near, 500, tolerance=0.1, seed=0)
+    assert_within(answer.value, mean, answer.mcse, rate=RATE)
+
+    class Images:
+        prior = near
+
+        def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+            return self.prior.log_prob(z) - 0.5 * (x - z[..., None, None]).square().sum((-3, -2, -1))
+
+    mixture = vd.Mixture({"near": vd.Prior(near), "PRIOR": vd.Prior(Images.prior)})
+    assert vd.posterior(Images(), x[0], mixture, 100, seed=0).z.shape == (100, 6, 1)
+    assert vd.posterior(Images(), x[0], mixture, 100, tolerance=1.0, seed=0).z.shape[1:] == (6, 1)

@@ -216,14 +216,19 @@ class KeyedSobol(Sobol):
     """Scrambled Sobol points with one net per seed and a digital shift per id (see `Sobol` and `KeyedNoise`)."""
 
     noise: KeyedNoise = field(kw_only=True)
+    calls: list[int] = field(kw_only=True, default_factory=list)  # every call has a net of its own
 
     def select(self, index: Tensor) -> KeyedSobol:
-        """The points of the ids at `index`."""
-        return replace(self, noise=self.noise.select(index))
+        """The points of the ids at `index`, which continue on their own."""
+        return replace(self, noise=self.noise.select(index), calls=list(self.calls))
 
     def uniform(self, k: int, batch: Sequence[int], d: int, *, like: Tensor) -> Tensor:
         """Points in ``(0, 1)^d``, shape ``(k, n, d)``."""
-        seed = _scalar_mix(_scalar_mix(self.noise.seed) + self.noise.stream + k) % (2**31 - 1)
+        seed = self.noise.seed
+        for part in (self.noise.stream, len(self.calls), k, d):
+            seed = _scalar_mix(_scalar_mix(seed) + part)
+        seed %= 2**31 - 1
+        self.calls.append(d)
         shift = self.noise.bits(1, batch, d)[0].bitwise_and_(2**_SOBOL_BITS - 1)
         return _shifted_net(k, d, seed, shift.to(like.device))
 
@@ -359,13 +364,16 @@ def _keyed(source: Randomness, part: Randomness) -> Iterator[tuple[KeyedNoise, T
 
 
 def draws_of(q: Proposal, x: Observations, k: int, generator: Randomness) -> Draws:
-    """Draw k particles of a proposal, which may be the user's and accept a ``torch.Generator`` only."""
+    """Draw k particles of a proposal, which may be the user's and accept a ``torch.Generator`` only.
+
+    Such a proposal gets one generator for all observations, so that its draws depend on which are asked together.
+    """
     if isinstance(generator, torch.Generator):
         return q.draw(x, k, generator=generator)
     try:
         return q.draw(x, k, generator=generator)
-    except TypeError as error:
-        if "Generator" not in str(error):
+    except (TypeError, AttributeError) as error:
+        if not any(name in str(error) for name in ("Generator", "KeyedNoise", "Sobol", "Iid")):
             raise
     source = as_source(generator)
     return q.draw(x, k, generator=source.generators[0] if isinstance(source, Iid) else source.generator)

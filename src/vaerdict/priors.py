@@ -8,6 +8,7 @@ import math
 from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from keyword import iskeyword
 from types import FunctionType
 from typing import Any
 
@@ -60,7 +61,9 @@ class Prior:
     """
 
     def __init__(self, prior: PriorLike, *, rows: bool = False) -> None:
-        if not is_function(prior) and tuple(prior.event_shape) == () == tuple(getattr(prior, "batch_shape", (None,))):
+        if not (is_function(prior) or is_discrete(prior)) and tuple(prior.event_shape) == () == tuple(
+            getattr(prior, "batch_shape", (None,))
+        ):
             raise ShapeError(
                 f"the prior {prior} is of scalars, without an axis for the latent; use a distribution of vectors: "
                 "Independent(Normal(torch.zeros(1), torch.ones(1)), 1)."
@@ -92,14 +95,22 @@ def log_prior(prior: PriorLike, z: Latent, x: Observations) -> Tensor:
     """
     if isinstance(prior, Proposal):
         return prior.log_prob(z, x)
-    if is_function(prior):
-        return _log_density(prior(x), z)
+    prior = prior(x) if is_function(prior) else prior
     support = constrained_support(prior)
     inside = None if support is None else in_support(support, z)
     if inside is None or bool(inside.all()):
         return _log_density(prior, z)
-    log_p = _log_density(prior, z[inside])  # a torch distribution raises for values outside its support
-    return log_p.new_full(inside.shape, -torch.inf).masked_scatter(inside, log_p)
+    # a torch distribution raises for values outside its support: they are replaced by values inside
+    with global_state_from(torch.Generator().manual_seed(0)):
+        valid = prior.sample().to(z.device)
+    return torch.where(inside, _log_density(prior, torch.where(inside.unsqueeze(-1), z, valid)), -torch.inf)
+
+
+def takes_observations(prior: PriorLike) -> bool:
+    """Whether a prior depends on the observations."""
+    if isinstance(prior, JointPrior):
+        return any("x" in arguments for arguments in prior.arguments.values())
+    return is_function(prior)
 
 
 def _log_density(prior: Any, z: Latent) -> Tensor:
@@ -149,6 +160,11 @@ class JointPrior:
     def __init__(self, **latents: PriorLike) -> None:
         if not latents:
             raise SettingError("a JointPrior needs at least one latent: JointPrior(z=distribution).")
+        for name in latents:
+            if name == "x" or not name.isidentifier() or iskeyword(name) or name.startswith("_"):
+                raise SettingError(
+                    f"a latent cannot be called {name!r}: x is the observations, and names are those of attributes."
+                )
         self.latents = latents
         self.Latent = latent_type(*latents)
         self.arguments = {name: _arguments(name, prior, latents) for name, prior in latents.items()}
@@ -182,6 +198,8 @@ class JointPrior:
 
     def sample(self, sample_shape: torch.Size | tuple[int, ...] = ()) -> Latent:
         """Draw latents from torch's global random state; only where none depends on the observations."""
+        if takes_observations(self):
+            raise SettingError("the prior depends on the observations; draw from it by draw(x, k, generator=...).")
         k, batch = math.prod(sample_shape), torch.Size((1,))
         z = self.sample_at(torch.empty(1, 1), k, batch, Iid((torch.default_generator,)))
         return map_latent(lambda t: t[:, 0].reshape(*sample_shape, *t.shape[2:]), z)

@@ -30,8 +30,8 @@ from vaerdict.engines import Engine, LazySequence, Local, ordered_results
 from vaerdict.inference.escalation import escalate
 from vaerdict.inference.sampling import Escalation, Group, joined
 from vaerdict.inference.target import UserQuery
-from vaerdict.noise import KeyedNoise, Randomness, Source, as_source, fresh_seed, row_keys
-from vaerdict.proposals import as_proposal
+from vaerdict.noise import KeyedNoise, KeyedSobol, Randomness, Source, as_source, fresh_seed, row_keys
+from vaerdict.proposals import as_proposal, by_rows
 
 BLOCK = {"cpu": 250, "cuda": 1000}
 """Observations that are answered at a time, by device."""
@@ -61,13 +61,15 @@ def noise_for(seed: int | Randomness | None, x: Observations, stream: int = 0) -
     """The source of noise behind ``seed=``: keyed by the values of the observations, or the source that was given."""
     if seed is None or isinstance(seed, (int, Integral)):
         return KeyedNoise(fresh_seed() if seed is None else int(seed), stream, row_keys(x))
+    if isinstance(seed, (KeyedNoise, KeyedSobol)):
+        raise SettingError("keyed noise belongs to some observations; give seed= a whole number.")
     return as_source(seed)
 
 
 def named_proposals(proposals: Any) -> dict[str, Proposal]:
     """The proposals by name; a single one is called q."""
     named = {} if proposals is None else proposals if isinstance(proposals, Mapping) else {"q": proposals}
-    return {name: as_proposal(q) for name, q in named.items()}
+    return {name: by_rows(as_proposal(q)) for name, q in named.items()}
 
 
 def answered(

@@ -42,7 +42,7 @@ from vaerdict.inference.escalation import escalate
 from vaerdict.inference.sampling import Escalation
 from vaerdict.inference.target import UserQuery, with_observations
 from vaerdict.noise import fresh_seed, seeded
-from vaerdict.proposals import Prior
+from vaerdict.priors import Prior, takes_observations
 
 UNCOVERED = math.log(100)
 """A true latent whose log-weight is larger is not covered: the proposal has less than 1 % of the posterior density."""
@@ -223,6 +223,8 @@ def simulated(
     """Pairs from the model. Shapes: ``-> x (n, p), z (n, d)``."""
     like = _parameter(model)
     if sample_x is not None:
+        if takes_observations(model.prior):
+            raise SettingError("the prior depends on the observations; give the model simulate(n, generator=...).")
         z = Prior(model.prior).draw(like.new_zeros(n, 1), 1, generator=generator).z
         z = map_latent(lambda t: t[0], z)
         x = sample_x(z, generator)

@@ -39,6 +39,7 @@ from vaerdict.core import (
     evaluating,
     log_normalise,
     map_latent,
+    prepared,
     restricted,
     silent,
 )
@@ -348,12 +349,17 @@ def _summed(target: Target, query: UserQuery | None) -> Escalation:
         )
     n, states = len(target.index), model.n_states
     nothing = torch.zeros(n, dtype=torch.float64)
-    value = target.space.evaluate(query, nothing.new_zeros(1, n, 0).to(target.index.device), target.x)
-    value = checked_values(value, torch.zeros(1, n, device=value.device))[0].double().cpu()
+    z = nothing.new_zeros(1, n, 0).to(target.index.device)
+    with torch.no_grad():
+        log_p = target.space.model.log_joint(prepared(target.space.model, target.x), z)[0].cpu()
+    value = checked_values(target.space.evaluate(query, z, target.x), z.sum(-1))[0].double().cpu()
+    usable = log_p.isfinite() & value.reshape(n, -1).isfinite().all(-1)
+    value[~usable] = torch.nan
+    reasons = (f"{EXACT}: summed over all {states} states", f"{EXACT}: the density or the query is not finite")
     return Escalation(
         stage=[EXACT] * n,
-        reason=[f"{EXACT}: summed over all {states} states"] * n,
-        verdict=torch.where(value.reshape(n, -1).isfinite().all(-1), Verdict.OK, Verdict.REFUSE),
+        reason=[reasons[0] if answered else reasons[1] for answered in usable.tolist()],
+        verdict=torch.where(usable, Verdict.OK, Verdict.REFUSE),
         cost=nothing + states,
         value=value,
         mcse=torch.zeros_like(value),
@@ -362,7 +368,7 @@ def _summed(target: Target, query: UserQuery | None) -> Escalation:
         inside=torch.full_like(nothing, torch.inf),
         draws=nothing.long() + states,
         scope=Scope(*(nothing.long() if i < 2 else nothing.clone() for i in range(5))),
-        latent_log_w=torch.full_like(nothing, torch.nan),
+        latent_log_w=nothing.clone(),  # every state is covered
     )
 
 

@@ -288,7 +288,8 @@ def posterior(
         The quantity of interest, ``f(z)`` or ``f(z, x)``, ``(K, m, d) -> (K, m, *out)`` for any subset of m
         observations; by default the latent in posterior standard deviations. Only with `tolerance`.
     budget
-        Largest number of model evaluations per observation. Only with `tolerance`.
+        Largest number of model evaluations per observation; the first search for modes and the first draws are made
+        whatever they cost. Only with `tolerance`.
     seed
         A whole number, with which results repeat and do not depend on which observations are asked together. By default
         every call differs. A ``torch.Generator`` or `vaerdict.Sobol` is used as a source of randomness.
@@ -322,6 +323,9 @@ def posterior(
     n = check_count(n, name="n")
     if shares is not None and (tolerance is not None or not isinstance(proposals, Mapping)):
         raise SettingError("shares= needs a mapping of several proposals and no tolerance=; leave it out.")
+    space = Space.without_vectors(model, x)
+    if isinstance(space.model, Enumerated) and not space.model.continuous:
+        raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
     if tolerance is not None:
         settings = Settings(n, query, tolerance, rtol, budget, smooth, keep=True)
         record, groups = answered(
@@ -330,9 +334,6 @@ def posterior(
         return _escalated(Target.of(model, x), record, groups, smooth)
     if query is not None or budget is not None or rtol:
         raise SettingError("query=, rtol= and budget= belong to escalation; give a tolerance= too.")
-    space = Space.without_vectors(model, x)
-    if isinstance(space.model, Enumerated) and not space.model.continuous:
-        raise SettingError("all latents of the model are discrete; vaerdict.expect sums over their states exactly.")
     named = {name: _at_rows(q, space.model) for name, q in named_proposals(proposals).items()}
     q = Mixture(named, shares) if isinstance(proposals, Mapping) else named["q"]
     with evaluating(model, named):
@@ -365,12 +366,9 @@ def _escalated(target: Target, record: Escalation, groups: list[Group], smooth: 
 
 
 def _at_rows(q: Proposal, model: Model) -> Proposal:
-    """A prior as that of the continuous latents, for observations of any shape; other proposals are unchanged."""
-    if not isinstance(q, Prior):
-        return q
-    return Prior(
-        model.prior if isinstance(model, Enumerated) and isinstance(q.prior, JointPrior) else q.prior, rows=True
-    )
+    """The joint prior as that of the continuous latents; other proposals are unchanged."""
+    joint = isinstance(q.prior if isinstance(q, Prior) else q, JointPrior)
+    return Prior(model.prior, rows=True) if joint and isinstance(model, Enumerated) else q
 
 
 def _tensors(z: Latent) -> tuple[Tensor, ...]:
@@ -441,7 +439,8 @@ def expect(
     confirm
         Whether to answer a second time with independent draws and searches, and to refuse where the two differ.
     budget
-        Largest number of model evaluations per observation (and answer).
+        Largest number of model evaluations per observation (and answer); the first search for modes and the first draws
+        are made whatever they cost.
     seed
         A whole number, with which results repeat and do not depend on which observations are asked together. By default
         every call differs. A ``torch.Generator`` or `vaerdict.Sobol` is used as a source of randomness.

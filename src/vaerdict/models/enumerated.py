@@ -138,9 +138,10 @@ class Enumerated(nn.Module):
 
     def average(self, f: Callable[[Latent], Tensor], x: Observations, z: Latent) -> Tensor:
         """The average of f over the discrete latents given z and x. Shapes: ``-> (K, *batch, *out)``."""
-        weight, values = self.probabilities(x, z), self._in_states(f, z)
-        if values.shape[: weight.dim()] != weight.shape:
-            return values[0]  # refused by its shape
+        weight, full = self.probabilities(x, z), f(self.full(z))
+        if not isinstance(full, Tensor) or full.shape[: weight.dim() - 1] != weight.flatten(0, 1).shape:
+            return full  # refused by its shape
+        values = full.reshape(*weight.shape, *full.shape[weight.dim() - 1 :])
         weight = weight.reshape(weight.shape + (1,) * (values.dim() - weight.dim()))
         return torch.where(weight > 0, weight * values, 0).sum(0)
 
@@ -178,7 +179,7 @@ class Enumerated(nn.Module):
 
     def _in_states(self, f: Callable[[Latent], Tensor], z: Latent) -> Tensor:
         values = f(self.full(z))
-        return values.reshape(self.n_states, -1, *values.shape[1:]) if values.dim() else values
+        return values.reshape(self.n_states, -1, *values.shape[1:])
 
 
 class MarginalPrior:

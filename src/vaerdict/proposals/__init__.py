@@ -14,7 +14,7 @@ from vaerdict.proposals.families import (
 from vaerdict.proposals.flow import Flow, SplineFlow
 from vaerdict.proposals.kernels import Kernels
 from vaerdict.proposals.levels import Levels
-from vaerdict.proposals.mixture import Mixture, check_latent, defensive, optimal_shares
+from vaerdict.proposals.mixture import Mixture, by_rows, check_latent, defensive, optimal_shares
 from vaerdict.proposals.wrapped import as_proposal
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Student",
     "Trainable",
     "as_proposal",
+    "by_rows",
     "check_latent",
     "defensive",
     "optimal_shares",

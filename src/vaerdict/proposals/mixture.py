@@ -80,6 +80,15 @@ class Mixture:
         return total
 
 
+def by_rows(q: Proposal) -> Proposal:
+    """A proposal for observations ``(n, ...)`` of any number of axes: only priors need to know."""
+    if isinstance(q, Prior):
+        return Prior(q.prior, rows=True)
+    if isinstance(q, Mixture):
+        return Mixture({name: by_rows(component) for name, component in q.components.items()}, q.shares)
+    return q
+
+
 def _check_sizes(latents: Mapping[str, Latent]) -> None:
     sizes = {name: z.shape[-1] for name, z in latents.items() if isinstance(z, Tensor)}
     if len(set(sizes.values())) > 1:
