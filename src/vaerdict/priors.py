@@ -100,7 +100,10 @@ def log_prior(prior: PriorLike, z: Latent, x: Observations) -> Tensor:
     inside = None if support is None else in_support(support, z)
     if inside is None or bool(inside.all()):
         return _log_density(prior, z)
-    # a torch distribution raises for values outside its support: they are replaced by values inside
+    # a torch distribution raises for values outside its support
+    if len(prior.batch_shape) + len(prior.event_shape) == 1:
+        log_p = _log_density(prior, z[inside])
+        return log_p.new_full(inside.shape, -torch.inf).masked_scatter(inside, log_p)
     with global_state_from(torch.Generator().manual_seed(0)):
         valid = prior.sample().to(z.device)
     return torch.where(inside, _log_density(prior, torch.where(inside.unsqueeze(-1), z, valid)), -torch.inf)
