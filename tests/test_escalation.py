@@ -630,7 +630,7 @@ def test_latents_in_a_named_tuple_are_refused():
 
     x = torch.zeros(3, 1)
     assert posterior(Model(), x, Prior(Model.prior), 200).log_w.shape == (200, 3)
-    with pytest.raises(ShapeError, match=r"latents are a Pair; escalation needs one tensor .* Concatenate them"):
+    with pytest.raises(ShapeError, match=r"latents are a Pair; escalation needs one tensor .* JointPrior"):
         expect(Model(), x, lambda z: z.a[..., 0])
 
 

@@ -265,7 +265,7 @@ def test_the_library_answers_a_target_and_the_page_shows_it(tmp_path):
 def test_densities_in_jax_are_those_in_torch():
     jax = pytest.importorskip("jax")
     cases = [target(name) for name in rivals.COMPARED if name in NAMES]
-    decoder = realistic.SmallVAE("bernoulli", 7, 4, torch.tanh, seed=vd.seeded(0)).double().requires_grad_(False)
+    decoder = realistic.SmallVAE("bernoulli", 7, 4, torch.tanh, generator=vd.seeded(0)).double().requires_grad_(False)
     cases.append(Target("", "VAE", decoder, torch.ones(6, 7).double()))
     for case in cases:
         z = prior_draws(case, 20, 6)
@@ -283,7 +283,7 @@ def test_uniform_numbers_become_draws_from_the_prior():
     for name in ("funnel, 5-d", "Student-t, 3 df, 3-d", "banana, 2-d"):
         prior = target(name).model.prior
         d = prior.event_shape[0]
-        u = torch.rand(2000, d, dtype=torch.float64, seed=vd.seeded(2))
+        u = torch.rand(2000, d, dtype=torch.float64, generator=vd.seeded(2))
         ours = torch.tensor([rivals.prior_transform(prior, row).tolist() for row in u.numpy()])
         direct = prior_draws(target(name), 2000)
         for j in range(d):
@@ -292,7 +292,7 @@ def test_uniform_numbers_become_draws_from_the_prior():
 
 def test_the_verdict_of_chains_is_by_rhat_ess_and_divergences():
     pytest.importorskip("arviz")
-    z = torch.randn(4000, 2, seed=vd.seeded(0), dtype=torch.float64)
+    z = torch.randn(4000, 2, generator=vd.seeded(0), dtype=torch.float64)
 
     def mean(z: Tensor) -> Tensor:
         return z[..., 0]

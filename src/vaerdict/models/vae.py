@@ -85,9 +85,9 @@ def from_vae(
     Examples
     --------
     >>> import torch, vaerdict as vd
-    >>> with torch.random.fork_rng():
-    ...     encoder, decoder = torch.nn.Linear(4, 4), torch.nn.Linear(2, 4)
-    >>> model = from_vae(lambda x: encoder(x).chunk(2, -1), decoder, "gaussian", scale=0.5)
+    >>> def encode(x):  # mean and log-variance
+    ...     return x[:, :2], torch.full((len(x), 2), -1.0)
+    >>> model = from_vae(encode, lambda z: z.repeat(1, 2), "gaussian", scale=0.5)
     >>> x = torch.zeros(3, 4)
     >>> z, log_q = model.encoder.draw(x, 5, generator=vd.seeded(0))
     >>> (model.log_joint(x, z) - log_q).shape
