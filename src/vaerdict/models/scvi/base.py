@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from vaerdict.noise import Randomness, Source, as_source
 from vaerdict.priors import JointPrior, latent_type, log_prior
 
 
-class ScviModel(nn.Module):
+class ScviModel(nn.Module, ABC):
     """A fitted scvi-tools model with frozen parameters: log p(x, z) of cells, and its encoder as a proposal.
 
     An observation is the fields of a cell that the model reads, in the order of `columns`: the counts, what else was
@@ -38,34 +39,34 @@ class ScviModel(nn.Module):
         """Raise a `SettingError` if the settings of the module cannot be represented exactly."""
 
     @classmethod
+    @abstractmethod
     def reads(cls, module: Any) -> Sequence[str]:
         """The registered fields that the likelihood or the encoder uses, ``X`` first.
 
         Those that were not registered are skipped, and so is the batch if there is only one.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def latents(self) -> Mapping[str, Any]:
         """The prior of each latent in ancestral order: a distribution, or a function of ``x`` and earlier latents.
 
         With the single latent ``z``, latents are tensors; with several, named tuples.
         """
-        raise NotImplementedError
 
     def terms(self, cells: Cells) -> Mapping[str, Tensor]:
         """What `log_likelihood` needs and depends on the cells alone; it is computed once for all particles."""
         return {}
 
+    @abstractmethod
     def log_likelihood(self, cells: Cells, z: Latent) -> Tensor:
         """Log p(x | z). Shapes: ``(*batch, width), (K, *batch, d) -> (K, *batch)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, cells: Cells) -> Mapping[str, Any]:
         """The encoder's distribution of each continuous latent: an `Elliptical`, or a function of those before it.
 
         A function takes the mapping of latents drawn so far, ``(K, *batch, d)`` each.
         """
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------- shared by all
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +44,9 @@ class CountsModel(ScviModel):
                 f"train with {', '.join(_LIKELIHOODS)}."
             )
 
+    @abstractmethod
     def scale(self, cells: Cells, state: Tensor) -> Tensor:
         """Normalised expression of given batches. Shapes: ``(K, *batch, d) -> (K, *batch, genes)``."""
-        raise NotImplementedError
 
     def expression(self, z: Latent, x: Tensor | None = None) -> Tensor:
         """Normalised expression, the proportions of genes, as in ``get_normalized_expression``.
