@@ -89,7 +89,8 @@ def unavailable(name: str) -> str | None:
 def _module(name: str) -> Any:
     if name not in BENCHMARKS:
         raise SettingError(f"no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}, or all.")
-    return import_module(f"vaerdict_paper.benchmarks.{name.replace('-', '_')}")
+    module = name.replace("-", "_")
+    return import_module(f"vaerdict_paper.benchmarks.{module}")
 
 
 def _peers(module: Any) -> dict[str, str]:
