@@ -70,6 +70,7 @@ EXTRAS = {
     "cli": "the commands, figures and everything that `vaerdict de` needs",
     "bio": "AnnData files and tables",
     "sklearn": "`SelectiveClassifier`",
+    "rivals": "the tests that `vaerdict calibrate --rivals` compares with",
     "scvi": "fitted scvi-tools models",
     "pyro": "Pyro models and guides",
     "numpyro": "the example of a NumPyro guide",

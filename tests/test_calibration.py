@@ -20,6 +20,8 @@ from vaerdict.de.calibration import calibrate, inputs, summary, task
 from vaerdict.de.calibration.halves import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
 from vaerdict.de.metrics import measure
 from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, Comparison, rival_answers
+from vaerdict.decisions import discoveries, q_values
 from vaerdict.optional import isolated
 from vaerdict.options import options_of
 
@@ -145,13 +147,17 @@ def test_truth_is_where_proportions_of_thinned_cells_go(rng):
 def test_calls_and_what_is_false_of_them():
     prob, lfc = torch.tensor([0.99, 0.95, 0.9, 0.1]).double(), torch.tensor([3.0, 2.0, 1.0, 0.1]).double()
     changed = torch.tensor([True, False, True, True])
-    one, five, half = task.calls(prob, lfc, changed, (0.01, 0.06, 0.5))
+    at = lambda level: discoveries(prob, level).numpy()  # noqa: E731
+    one, five, half = task.calls(at, changed.numpy(), (0.01, 0.06, 0.5), prob.numpy())
     assert (one["n_called"], one["n_false"], one["fdp"], one["tpr"]) == (1, 0, 0.0, pytest.approx(1 / 3))
     assert (five["n_called"], five["n_false"], five["fdp"]) == (3, 1, pytest.approx(1 / 3))
     assert five["expected_fdr"] == pytest.approx(0.16 / 3)
     assert (half["n_called"], half["tpr"]) == (4, 1.0)
-    (none,) = task.calls(torch.zeros(4).double(), lfc, torch.zeros(4, dtype=torch.bool), (0.05,))
+    nothing = np.zeros(4, dtype=bool)
+    (none,) = task.calls(lambda level: nothing, nothing, (0.05,), np.zeros(4))
     assert (none["n_called"], none["fdp"], none["tpr"], none["expected_fdr"]) == (0, 0.0, None, 0.0)
+    (p_values,) = task.calls(lambda level: changed.numpy(), changed.numpy(), (0.05,))
+    assert (p_values["n_called"], p_values["fdp"], p_values["expected_fdr"]) == (3, 0.0, None)
     expected = 100 * np.mean([abs(0 - 0.01), abs(1 / 2 - 0.03), abs(1 / 3 - 0.16 / 3), abs(1 / 4 - 1.06 / 4)])
     assert measure(prob, lfc, changed.double(), 0.5)["fdr_mae"] == pytest.approx(expected)
 
@@ -168,9 +174,11 @@ def test_coverage_in_all_and_by_expression():
 
 
 def test_estimates_fall_short_in_the_direction_of_the_change():
-    rows = task.by_size(np.array([0.0, 1, -1]), np.array([0.0, 1, -1]), np.array([0.3, 0.8, -0.4]), np.array([0, 1, 0]))
+    size = np.array([0.0, 1, -1])
+    rows = task.by_size(size, np.array([0, 1, 0]), size - np.array([0.3, 0.8, -0.4]))
     assert rows[0] == {"size": 0.0, "n": 1, "called": 0, "short": 0.0}
     assert rows[1] == {"size": 1.0, "n": 2, "called": 1, "short": pytest.approx(0.4)}
+    assert task.by_size(size, np.array([0, 1, 0]))[1]["short"] is None
 
 
 # ------------------------------------------------------------------------------------------------------ the verdict
@@ -259,13 +267,8 @@ def answer_of(prob: Any, seen: list[dict[str, Any]]) -> Any:
         lfc = np.log2(means[0] + 1e-9) - np.log2(means[1] + 1e-9)
         seen.append({**options, "half": half, "obs": adata.obs})
         table = {"contrast": "c", "gene": adata.var_names, "lfc_mean": lfc, "prob_de": prob(lfc), "lfc_low": lfc - 1}
-        table |= {
-            "lfc_high": lfc + 1,
-            "mean_a": means[0],
-            "mean_b": means[1],
-            "naive_lfc": lfc,
-            "naive_prob_de": 0 * lfc,
-        }
+        q = q_values(torch.from_numpy(np.asarray(table["prob_de"])), ties=torch.from_numpy(lfc).abs()).numpy()
+        table |= {"lfc_high": lfc + 1, "mean_a": means[0], "mean_b": means[1], "q_value": q, "is_de": q <= 0.05}
         return SimpleNamespace(table=pd.DataFrame(table), results={"contrasts": [{"name": "c", "within": None}]})
 
     return analysis
@@ -294,7 +297,6 @@ def test_an_analysis_is_judged_by_what_it_calls(monkeypatch, prob, outcome):
         halved = np.isin(each["half"], [task.FIRST, task.SECOND])
         assert set(each["obs"]["group"][halved]) == {"B"}
         assert set(each["half"][~halved]) == {"of A", "of C"}  # labelled as others
-        assert each["naive_bootstrap"]
         assert (each["delta"], each["level"], each["n_top_genes"]) == (0.5, 0.05, 2000)
     assert len({each["half"].tobytes() for each in seen}) == 12
     assert sorted({each["seed"] for each in seen}) == list(range(3, 9))
@@ -314,7 +316,7 @@ def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
     pd.testing.assert_frame_equal(again.table, calibration.table)
     written = (tmp_path / "whole" / "calibrate.csv").read_text()
-    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 2 * 4, 13)
+    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 14)
     other = calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
     assert (tmp_path / "other" / "calibrate.csv").read_text() != written
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
@@ -338,6 +340,55 @@ def test_whole_samples_are_split_with_cells_beside(monkeypatch):
     assert set(calibration.table["replicates"]) == {"samples", "cells"}
     assert any("3 ways only" in warning for warning in calibration.results["warnings"])
     assert calibration.verdict["replicates"] == "samples"
+
+
+def test_rivals_are_asked_about_the_same_cells_and_genes(monkeypatch):
+    pytest.importorskip("scanpy"), pytest.importorskip("edgepython")
+    asked: list[Comparison] = []
+
+    def noted(comparison: Comparison, names: Any, **keys: Any) -> Any:
+        asked.append(comparison)
+        return rival_answers(comparison, names, **keys)
+
+    monkeypatch.setattr(task, "rival_answers", noted)
+    adata = simulated(n=360, null=True)
+    names = ["wilcoxon", "edger", "edger-treat"]
+    options = {"splits": 1, "spikes": 2, "rivals": names, "n_top_genes": 30, **FAST}
+    calibration = calibrate(adata, "group", ["A"], sample_key="sample", **options)
+    assert [each.samples is None for each in asked] == [False, True, False, False]  # cells beside samples in the null
+    calibrate(adata, "group", ["A"], within="type", batch_key="batch", **options | {"spikes": 0})
+    assert [len(each.first) for each in asked[4:]] == [60, 60]  # each of two types
+    assert all(set(each.pairs) == set(adata.obs["batch"]) for each in asked[4:])
+    for each in asked:
+        assert each.counts.shape[1] == 30
+        assert (each.totals >= np.asarray(each.counts.sum(1)).ravel()).all()  # of all 40 genes
+        assert 0 < each.first.sum() < len(each.first)
+    table = calibration.table
+    assert list(table["method"].unique()) == ["reported", *names]
+    questions = table.groupby("method")["question"].unique().map(list).to_dict()
+    assert questions == {
+        **{"reported": [BEYOND_DELTA], "edger-treat": [BEYOND_DELTA]},
+        **{"wilcoxon": [ANY_CHANGE], "edger": [ANY_CHANGE]},
+    }
+    assert table["expected_fdr"].isna().equals(table["method"] != "reported")
+    true = table[table["kind"] == "spike"].groupby(["split", "method"])["n_true"].first().unstack()
+    assert (true["edger"] == true["wilcoxon"]).all()
+    assert (true["edger"] > true["edger-treat"]).all()  # changes of less than delta are changes
+    assert (true["edger-treat"] == true["reported"]).all()
+    (message,) = (m for m in calibration.verdict["messages"] if "own question" in m)
+    assert message.endswith("Any change: wilcoxon, edger. Change beyond delta: edger-treat.")
+    assert {row["method"] for row in calibration.results["effects"]} == {"reported", *names}
+    assert [row["method"] for row in calibration.results["fdr_mae"]] == ["reported"]
+
+
+def test_rivals_call_what_was_planted_and_little_else():
+    """With 250 deep cells a half nearly all changes are found; an FDP of 0.3 at 5 % has a probability below 1e-6."""
+    pytest.importorskip("edgepython")
+    adata = simulated(n=1500, genes=200, null=True)
+    calibration = calibrate(adata, "group", ["B"], splits=0, spikes=2, rivals=["edger", "edger-treat"], **FAST)
+    rows = calibration.table[(calibration.table["level"] == 0.05) & (calibration.table["method"] != "reported")]
+    assert (rows["fdp"] < 0.3).all()
+    assert (rows["tpr"] > 0.4).all()
 
 
 def test_calibrate_takes_every_option_of_the_analysis(monkeypatch):
@@ -389,7 +440,7 @@ def test_a_model_that_borrows_is_calibrated():
     calibration = calibrate(
         adata, "known", ["A"], splits=1, spikes=1, borrow=True, objectives=["VAE"], refits=0, **FAST
     )
-    assert set(calibration.table["method"]) == {"reported", "naive"}
+    assert set(calibration.table["method"]) == {"reported"}
     assert calibration.results["settings"]["objectives"] == ["VAE"]
 
 
@@ -455,6 +506,7 @@ def test_types_batches_and_samples_travel_to_the_real_analysis():
         ({"sample_key": "sample", "balance": "batch"}, "holds several values of 'batch'"),
         ({"balance": "nothing"}, "balance='nothing' is no column"),
         ({"scale": "pair"}, "no truth to calibrate against"),
+        ({"rivals": ["limma"]}, "no rival limma; there are wilcoxon, ttest, deseq2, edger"),
         ({"splits": 0, "spikes": 0}, "at least one split"),
         ({"splits": -1}, "splits=-1: at least 0"),
         ({"layer": "raw"}, "layer='raw' is not there"),

@@ -29,24 +29,29 @@ N = 8
 def split_row(
     kind: str, split: int, method: str, level: float, replicates: str, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """The analysis calls what it may, but with cells as replicates, as the naive bootstrap, too much that is false."""
-    loose = method == "naive" or (kind == "null" and replicates == "cells")
+    """The analysis calls what it may, but with cells as replicates, as the rival, too much that is false."""
+    loose = method == "edger" or (kind == "null" and replicates == "cells")
     called = int(rng.integers(40, 60)) if kind == "spike" or loose else 0
-    false = called if kind == "null" else round(called * (4 * level if method == "naive" else level))
+    false = called if kind == "null" else round(called * (4 * level if method == "edger" else level))
     return {
         "kind": kind, "group": "T", "split": split, "method": method, "replicates": replicates, "level": level,
         "n_genes": 500, "n_true": 0 if kind == "null" else 100, "n_called": called, "n_false": false,
-        "fdp": false / max(called, 1), "tpr": None if kind == "null" else (called - false) / 100, "expected_fdr": level,
+        "fdp": false / max(called, 1), "tpr": None if kind == "null" else (called - false) / 100,
+        "expected_fdr": None if method == "edger" else level,
+        "question": "any change" if method == "edger" else "change beyond delta",
     }  # fmt: skip
 
 
 def results(group: str = "T", splits: int = N) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     cases = [("null", "samples"), ("null", "cells"), ("spike", "samples")]
-    each = [(k, r, m, s) for k, r in cases for m in ("reported", "naive") for s in range(splits)]
+    each = [(k, r, m, s) for k, r in cases for m in ("reported", "edger") for s in range(splits)]
     rows = [split_row(k, s, m, level, r, rng) for k, r, m, s in each for level in LEVELS]
-    overall = [{"kind": k, "replicates": r, "method": m, "fdr_mae": 3.0 + s} for k, r, m, s in each]
-    overall = [w | ({"coverage": 0.8} if w["method"] == "reported" else {}) for w in overall]
+    overall = [
+        {"kind": k, "replicates": r, "method": m, "fdr_mae": 3.0 + s, "coverage": 0.8}
+        for k, r, m, s in each
+        if m == "reported"
+    ]
     bins = [
         {"kind": k, "replicates": r, "split": s, "bin": b, "expression": 10.0 ** (b - 5), "coverage": 0.8, "n": 100}
         for k, r, m, s in each
@@ -54,7 +59,7 @@ def results(group: str = "T", splits: int = N) -> dict[str, Any]:
         if m == "reported"
     ]
     effects = [
-        {"kind": k, "method": m, "size": size, "n": 10, "called": 5, "short": 0.1}
+        {"kind": k, "method": m, "size": size, "n": 10, "called": 5, "short": 0.1 if m == "reported" else None}
         for k, _, m, _ in each
         for size in (0.0, 1.0)
     ]
@@ -103,13 +108,13 @@ def test_verdict_comes_first_and_cells_as_replicates_are_told_apart(tmp_path):
         "reported, samples as replicates: 0 of 8 splits",
         "reported, samples as replicates: 90% intervals cover the true LFC",
         "reported, cells as replicates: 8 of 8 splits",
-        "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage",
+        "The other methods are tests of the same cells and genes, each judged by its own question. Any change: edger.",
         "Warning: the samples",
         "Where nothing changed",
     ]
     places = [page.text.index(part) for part in order]
     assert places == sorted(places)
-    assert "naive bootstrap, samples as replicates: 20" in page.text  # four times the target of five percent
+    assert "edger, samples as replicates: 20" in page.text  # four times the target of five percent
     assert "the model" not in page.text
     assert summary.RULE in page.text
     assert "centred scale" in page.text
@@ -120,10 +125,21 @@ def test_tables_hold_the_numbers_and_verdicts(tmp_path):
     null = [line for line in output.splitlines() if line.startswith("reported, cells ") and "[63 to 100]" in line]
     assert len(null) == len(LEVELS)
     assert all(line.endswith("too many false") for line in null)
-    spikes = [line for line in output.splitlines() if line.startswith("naive bootstrap, samples") and "±" in line]
+    spikes = [
+        line
+        for line in output.splitlines()
+        if line.startswith("edger, samples") and "any change" in line and "±" in line
+    ]
     assert sum(line.endswith("too many false") for line in spikes) >= len(LEVELS)
-    assert "FDR MAE): reported 6.50, naive bootstrap 6.50" in output
+    assert "FDR MAE): reported 6.50." in output
     assert "too narrow" in output
+
+
+def test_results_of_earlier_versions_are_still_shown(tmp_path):
+    earlier = json.loads(json.dumps(results()).replace('"edger"', '"naive"').replace('"question"', '"other"'))
+    output = text(from_run(run_in(tmp_path, **earlier)))
+    assert "naive bootstrap, samples" in output
+    assert "any change" not in output
 
 
 def test_a_run_without_planted_changes_has_a_page_of_its_own(tmp_path):
@@ -206,6 +222,7 @@ def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, dat
         (("--groupby", "group", "--groups", "Z"), "is no group of 'group'"),
         (("--groupby", "group", "--sample-key", "type"), "need at least 4"),
         (("--groupby", "group", "--engine", "magic"), "choose local or ray"),
+        (("--groupby", "group", "--rivals", "edger,limma"), "no rival limma; there are wilcoxon"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(command, data, tmp_path, more, message):

@@ -12,7 +12,7 @@ import torch
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import model as de_model
 from vaerdict.de.effects import CENTRED, PAIR, Effect
-from vaerdict.de.metrics import coverage, fdp_floor, fdr_curve, measure, measure_tested
+from vaerdict.de.metrics import coverage, fdp_floor, fdr_curve, measure, measure_ranked
 from vaerdict.engines import one_thread
 from vaerdict.io import finite
 from vaerdict.tasks import run_tasks
@@ -59,12 +59,13 @@ def test_equal_probabilities_are_ranked_by_effect():
     assert measure(same, 1 / (TRUTH.abs() + 1), TRUTH, 0.5)["auprc"] < 0.7
 
 
-def test_adjusted_p_values_state_the_fdr_themselves():
-    q = torch.tensor([0.01, 0.04, 0.3, 0.15, 1.0])
-    row = measure_tested(q, TRUTH, TRUTH, 0.5)
-    stated, fdp = [0.01, 0.04, 0.15, 0.3, 1.0], [0, 0, 0, 1 / 4, 2 / 5]
-    assert row["fdr_mae"] == pytest.approx(20 * sum(abs(a - b) for a, b in zip(fdp, stated, strict=True)))
+def test_adjusted_p_values_call_genes_and_are_no_estimate_of_the_fdr():
+    q = torch.tensor([0.01, 0.04, 0.15, 0.3, torch.nan])
+    row = measure_ranked(torch.tensor([0, 1, 3, 2, 4]), q, TRUTH.abs() >= 0.5)
     assert (row["n_called_05"], row["n_called_20"], row["fdp_20"]) == (2, 3, 0)
+    assert "fdr_mae" not in row
+    with pytest.raises(ShapeError, match="one value per gene is needed"):
+        measure_ranked(torch.arange(5), q, torch.ones(3).bool())
 
 
 def test_nothing_called_and_nothing_true():

@@ -8,20 +8,20 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import CountData, appendix, donors
+from vaerdict.de import rivals as tests
 from vaerdict.optional import isolated
 from vaerdict_paper.benchmarks import de
 from vaerdict_paper.experiments import rivals
 from vaerdict_paper.experiments.genes_contrasts import sample_cells
-from vaerdict_paper.experiments.rivals import RIVALS, RivalAnswer, RivalContrast, pseudobulk, rival_rows, wilcoxon
+from vaerdict_paper.experiments.rivals import SCVI, TESTS, ScviContrast, rival_rows, scvi_means
 
-for package in ("scvi", "scanpy", "pydeseq2"):
+for package in ("scvi", "scanpy", "pydeseq2", "edgepython"):
     pytest.importorskip(package, reason=f"{package} is not installed (extra `rivals`)")
 
-METRICS = {"fdr_mae", "auprc", "fdp", "tpr", "fdp_05", "fdp_10", "fdp_20", "tpr_05", "tpr_10", "tpr_20"}
+METRICS = {"auprc", "fdp", "tpr", "fdp_05", "fdp_10", "fdp_20", "tpr_05", "tpr_10", "tpr_20"}
 
 
 @pytest.fixture(scope="module")
@@ -29,80 +29,74 @@ def data() -> CountData:
     return appendix(0, n_cells=200, n_genes=30)
 
 
-def contrast_of(data: CountData, n: int | None = None, delta: float = 0.5) -> RivalContrast:
-    a, b = (sample_cells(data.labels, group, n, seed=0) for group in (0, 1))
-    return RivalContrast(data.counts, a, b, delta, data.donors)
-
-
-def test_one_row_per_rival_number_of_cells_and_truth(data):
+def test_one_row_per_rival_and_number_of_cells_by_its_own_truth(data):
     rows = rival_rows(data, n_cells=(None, 20), max_epochs=2)
-    names = [name for name in RIVALS if name != "pseudobulk"]  # there are no donors
-    keys = [(row["n_cells"], row["model"], row["estimand"]) for row in rows]
-    assert keys == [(n, name, e) for n in ("all", 20) for name in names for e in ("centred", "proportion")]
+    assert [(row["n_cells"], row["model"]) for row in rows] == [(n, m) for n in ("all", 20) for m in (*SCVI, *TESTS)]
     for row in rows:
         assert row.keys() >= METRICS
         assert row["proposal"] is None
         assert row["seconds"] > 0
-        assert (row["seconds_train"] > 0) == row["model"].startswith("scvi")
-    centred, proportion = rows[4:6]
-    assert centred["n_true"] == int((data.lfc(0, 1).abs() >= 0.5).sum())
-    assert proportion["n_true"] == int((data.lfc(0, 1, proportions=True).abs() >= 0.5).sum())
+        assert ("fdr_mae" in row) == (row["seconds_train"] > 0) == row["model"].startswith("scvi")
+    estimands = {row["model"]: row["estimand"] for row in rows}
+    assert {m for m, e in estimands.items() if e == "centred"} == {
+        *("scvi-means-centred", "deseq2+lfc", "deseq2-threshold", "edger+lfc", "edger-treat")
+    }
+    for row in rows:
+        truth = data.lfc(0, 1, proportions=row["estimand"] == "proportion")
+        assert row["n_true"] == int((truth.abs() >= 0.5).sum())
 
 
 def test_the_same_seed_gives_the_same_answer(data):
     def answers(seed: int) -> list[dict]:
-        rows = rival_rows(data, names=["scvi-uniform"], seed=seed, n_cells=(20,), max_epochs=1)
+        names = ["scvi-uniform", "scvi-means"]
+        rows = rival_rows(data, names=names, seed=seed, n_cells=(20,), max_epochs=1)
         return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
 
     assert answers(1) == answers(1)
     assert answers(1) != answers(2)
 
 
-def test_wilcoxon_is_the_rank_sum_test_on_log_normalised_counts(data):
+def test_group_means_of_normalised_expression_are_resampled(data, monkeypatch):
+    """With expression that is known, draws have the mean and the spread of a bootstrap of the cells."""
+    expression = data.counts.double() / data.counts.sum(1, keepdim=True)
+
+    class Known:
+        @staticmethod
+        def get_normalized_expression(indices, n_samples, **settings):
+            return expression[indices].expand(n_samples, -1, -1).numpy()
+
+    a, b = (sample_cells(data.labels, group, None, seed=0) for group in (0, 1))
     with isolated(0):
-        answer = wilcoxon(contrast := contrast_of(data))
-    scaled = data.counts / data.counts.sum(1, keepdim=True)
-    p = stats.ranksums(scaled[contrast.a].numpy(), scaled[contrast.b].numpy()).pvalue
-    q = torch.as_tensor(stats.false_discovery_control(p))
-    called = answer.lfc.abs() >= 0.5
-    assert 0 < called.sum() < len(q)
-    assert answer.q is not None
-    torch.testing.assert_close(answer.q[called], q[called], rtol=0.05, atol=1e-12)
-    assert (answer.q[~called] == 1).all()
+        drawn = rivals._log2_means(Known, a.numpy())
+    with isolated(0):
+        answer = scvi_means(ScviContrast(Known, a, b, 0.5))
+    with isolated(0):
+        centred = scvi_means(ScviContrast(Known, a, b, 0.5), centred=True)
+    mean, sd = expression[a].mean(0), expression[a].std(0) / len(a) ** 0.5
+    assert drawn.shape == (rivals.BOOTSTRAP, 30)
+    z = (drawn.exp2().mean(0) - mean) / (sd / rivals.BOOTSTRAP**0.5)
+    assert z.abs().max() < 6  # 30 genes beyond six standard errors: below 1e-7
+    torch.testing.assert_close(drawn.exp2().std(0), sd, rtol=0.25, atol=0)  # five relative errors of 1 / sqrt(1000)
+    shift = answer.lfc - centred.lfc
+    torch.testing.assert_close(shift, shift.mean().expand(30))
+    assert ((answer.prob >= 0) & (answer.prob <= 1)).all()
 
 
-def test_the_tests_find_large_changes_and_agree_in_direction():
+def test_donors_are_the_replicates_of_tests_unless_their_name_says_cells():
     data = donors(0, n_cells=600, n_genes=40, donor_sd=0.05)
-    truth = data.lfc(0, 1)
-    with isolated(0):
-        for answer in (wilcoxon(contrast_of(data)), pseudobulk(contrast_of(data))):
-            assert torch.corrcoef(torch.stack([answer.lfc, truth.double()]))[0, 1] > 0.9
-            assert answer.measure(truth, 0.5)["auprc"] > 0.85
-    assert "pseudobulk" in {row["model"] for row in rival_rows(data, names=["pseudobulk"])}
-
-
-def test_pseudobulk_sums_the_cells_of_each_donor_in_the_contrast():
-    data = donors(0, n_cells=100, n_genes=5, n_donors=(2, 3))
-    contrast = contrast_of(data, 10)
-    counts, group = rivals._sums(contrast)
-    assert group == ["a"] * group.count("a") + ["b"] * group.count("b")
-    assert len(group) == len(set(data.donors[torch.cat([contrast.a, contrast.b])].tolist()))
-    np.testing.assert_array_equal(counts.sum(0), data.counts[torch.cat([contrast.a, contrast.b])].sum(0).numpy())
-    with pytest.raises(SettingError, match="pseudobulk needs replicates"):
-        rivals._sums(contrast._replace(donors=torch.zeros(100)))
-
-
-def test_an_adjusted_p_value_is_the_fdr_stated_of_the_genes_up_to_it():
-    answer = RivalAnswer(torch.tensor([3.0, 2.0, 0.1, 1.0]), q=torch.tensor([0.01, 0.02, 0.9, 0.04]))
-    row = answer.measure(torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.5)
-    assert row["n_called_05"] == 3
-    assert row["fdp_05"] == pytest.approx(1 / 3)
-    assert row["fdr_mae"] == pytest.approx(100 * (0.01 + 0.02 + (1 / 3 - 0.04) + (0.9 - 0.5)) / 4)
-
-
-def test_probabilities_are_measured_as_probabilities():
-    answer = RivalAnswer(torch.tensor([3.0, 1.0]), prob=torch.tensor([0.9, 0.5]))
-    assert answer.measure(torch.tensor([1.0, 1.0]), 0.5)["fdr_mae"] == pytest.approx(100 * (0.1 + 0.3) / 2)
+    names = ["edger-treat", "edger-treat, cells", "deseq2+lfc"]
+    rows = rival_rows(data, names=names)
+    assert [row["model"] for row in rows] == names
+    assert all(row["auprc"] > 0.85 for row in rows)
+    cells = torch.cat([(data.labels == group).nonzero().flatten() for group in (0, 1)])
+    assert data.donors is not None
+    made = tests.Comparison(
+        data.counts[cells].numpy(), data.labels[cells].numpy() == 0, 0.5, data.donors[cells].numpy()
+    )
+    answer = tests.rival_answers(made, ["edger-treat"])["edger-treat"]
+    assert rows[0]["n_called_05"] == answer.called(0.05).sum()
+    with pytest.raises(SettingError, match="at least 2 each are needed"):
+        rival_rows(donors(0, n_cells=100, n_genes=5, n_donors=(1, 2)), names=["edger-treat"])
 
 
 def test_sampled_cells_are_of_the_group():
@@ -138,9 +132,9 @@ def test_isolated_code_leaves_no_trace():
 def test_unknown_rivals_and_missing_packages_are_named(data, monkeypatch):
     with pytest.raises(SettingError, match="no rival edgeR; there are scvi-uniform"):
         rival_rows(data, names=["edgeR"])
-    monkeypatch.setitem(RIVALS, "wilcoxon", RIVALS["wilcoxon"]._replace(packages=("no_such_package.sub",)))
+    monkeypatch.setitem(tests.RIVALS, "edger+lfc", tests.RIVALS["edger+lfc"]._replace(package="no_such_package"))
     with pytest.raises(SettingError, match=r"needs no_such_package; install .*'vaerdict-paper\[rivals\]'"):
-        rival_rows(data, names=["wilcoxon"])
+        rival_rows(data, names=["edger+lfc"])
 
 
 def test_the_benchmark_compares_ours_with_the_importance_mode():

@@ -67,7 +67,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="psis, ppca, samplers, escalation, verdicts, counts, de, borrow, scaling, gpu, million or all."
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, scaling, gpu, million or "
+            "all."
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
@@ -75,6 +76,7 @@ def bench(
         Path | None, typer.Option("--against", help="Root of another checkout: time its version beside this one.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="With --against: runs of each version.")] = 3,
+    resume: Annotated[bool, typer.Option("--resume", help="With de-methods: continue a stopped run in --out.")] = False,
     out: Out = Path("runs/bench"),
     as_json: Json = False,
 ) -> None:
@@ -99,7 +101,8 @@ def bench(
             messages.print(f"{each} is skipped: it {reason}.", markup=False)
             continue
         with progress_bar() as progress:
-            result = run(each, quick=quick, progress=progress, save=partial(write_result, out, each))
+            save = partial(write_result, out, each)
+            result = run(each, quick=quick, progress=progress, save=save, folder=out, resume=resume)
         show(each, result)
     if name == "all":
         document = load(out)

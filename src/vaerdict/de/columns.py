@@ -70,16 +70,17 @@ CALIBRATE = (
     TableColumn("kind", "null (nothing changed) or spike (changes planted)"),
     TableColumn("group", "the group whose cells were split"),
     TableColumn("split", "number of the split"),
-    TableColumn("method", "reported: what `vaerdict de` reports; naive: a naive bootstrap of the counts"),
+    TableColumn("method", "reported: what `vaerdict de` reports; otherwise the name of a rival"),
+    TableColumn("question", "what the method tests: any change, or a change beyond delta"),
     TableColumn("replicates", "cells or samples"),
     TableColumn("level", "the FDR at which genes were called"),
     TableColumn("n_genes", "genes compared, over all contrasts"),
-    TableColumn("n_true", "number of genes that changed by at least delta"),
+    TableColumn("n_true", "number of genes that changed: at all, or by at least delta, as the question is"),
     TableColumn("n_called", "number of genes called"),
-    TableColumn("n_false", "number of genes called that did not change by delta"),
+    TableColumn("n_false", "number of genes called that did not change so"),
     TableColumn("fdp", "their share of the genes called, zero where none is called"),
     TableColumn("tpr", "share of the changed genes that were called"),
-    TableColumn("expected_fdr", "the FDR stated for the genes called"),
+    TableColumn("expected_fdr", "the FDR stated for the genes called; none by p-values"),
 )
 """The columns of calibrate.csv, one row for each split, method and level."""
 

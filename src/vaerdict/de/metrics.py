@@ -21,43 +21,37 @@ def measure(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[
     Shapes: all ``(genes,)``.
     """
     order = ranking(prob.double(), lfc.abs().double())
-    return measure_ranked(order, expected_fdr(prob), truth_lfc, delta)
+    if truth_lfc.shape != prob.shape:
+        raise ShapeError(f"one value per gene is needed: got {tuple(prob.shape)} and {tuple(truth_lfc.shape)}.")
+    changed, stated = truth_lfc.abs() >= delta, expected_fdr(prob)
+    hit = changed[order].double()
+    fdp = 1 - hit.cumsum(0) / torch.arange(1, len(hit) + 1)
+    return {"fdr_mae": 100 * (fdp - stated).abs().mean().item(), **measure_ranked(order, stated, changed)}
 
 
-def measure_tested(q: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
-    """The same metrics of a method that gives adjusted p-values q: genes are ranked by q, ties by |lfc|.
+def measure_ranked(order: Tensor, stated: Tensor, changed: Tensor) -> dict[str, Any]:
+    r"""Metrics of a ranking whose first genes are called up to a level of `stated`.
 
-    The stated FDR of the first k genes is the q of the k-th. Shapes: all ``(genes,)``.
+    `stated` is the stated FDR of the first 1, 2, ... genes, or their adjusted p-values in the order of the ranking, NaN
+    for genes that are never called, which come last. ``auprc`` is the average precision; ``fdp_05`` and ``tpr_05`` are
+    those of the genes called at 5 %, and so on for `LEVELS`. An empty set has an FDP of zero; without any true gene
+    `auprc` and `tpr` are NaN.
+
+    Adjusted p-values bound the FDR of the genes called by them and are no estimates of it. Therefore only `measure`
+    has ``fdr_mae``, :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`, as in the paper.
+
+    Shapes: ``order (genes,)``, ``stated (genes,)`` nondecreasing, ``changed (genes,)`` bool, by gene.
     """
-    order = ranking(1 - q.double(), lfc.abs().double())
-    return measure_ranked(order, q.double()[order], truth_lfc, delta)
-
-
-def measure_ranked(order: Tensor, stated: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
-    r"""Metrics of a ranking with the stated FDR of its first 1, 2, ... genes.
-
-    ``fdr_mae`` is :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`, as in the paper; ``auprc`` is
-    the average precision; ``fdp_05`` and ``tpr_05`` are those of the largest set with a stated FDR of at most 5 %, and
-    so on for `LEVELS`. An empty set has an FDP of zero; without any true gene `auprc` and `tpr` are NaN.
-
-    Shapes: ``order (genes,)``, ``stated (genes,)`` nondecreasing, ``truth_lfc (genes,)``.
-    """
-    if not order.shape == stated.shape == truth_lfc.shape:
+    if not order.shape == stated.shape == changed.shape:
         raise ShapeError(
-            f"one value per gene is needed: got {tuple(order.shape)}, {tuple(stated.shape)}, {tuple(truth_lfc.shape)}."
+            f"one value per gene is needed: got {tuple(order.shape)}, {tuple(stated.shape)}, {tuple(changed.shape)}."
         )
-    hit = (truth_lfc.abs() >= delta)[order].double()
-    count = torch.arange(1, len(hit) + 1)
-    n_true, precision = hit.sum(), hit.cumsum(0) / count
-    fdp = 1 - precision
-    row = {
-        "fdr_mae": 100 * (fdp - stated).abs().mean().item(),
-        "auprc": ((precision * hit).sum() / n_true).item(),
-        "n_true": int(n_true),
-    }
+    hit = changed[order].double()
+    n_true, precision = hit.sum(), hit.cumsum(0) / torch.arange(1, len(hit) + 1)
+    row: dict[str, Any] = {"auprc": ((precision * hit).sum() / n_true).item(), "n_true": int(n_true)}
     for level in LEVELS:
         size = int((stated <= level).sum())
-        row[f"fdp{_suffix(level)}"] = fdp[size - 1].item() if size else 0.0
+        row[f"fdp{_suffix(level)}"] = 1 - precision[size - 1].item() if size else 0.0
         row[f"tpr{_suffix(level)}"] = (hit[:size].sum() / n_true).item()
         row[f"n_called{_suffix(level)}"] = size
     first = _suffix(LEVELS[0])

@@ -146,6 +146,12 @@ class CalibrateOptions:
     spikes: int = option(10, "Random splits of each group between whose halves changes are planted.", minimum=0)
     share: float = option(0.5, "Share of the cells in the first half: 0.1 for groups of unequal size.")
     balance: str | None = option(None, "Column of obs, such as the condition, that both halves have in equal parts.")
+    rivals: tuple[str, ...] = option(
+        (),
+        "Other tests on the same cells and genes, for comparison: wilcoxon, ttest, deseq2 and edger; with a filter on "
+        "the fold change wilcoxon+lfc, ttest+lfc, deseq2+lfc and edger+lfc; against delta deseq2-threshold and "
+        "edger-treat. They need the extra `rivals`.",
+    )
 
     def __post_init__(self) -> None:
         from vaerdict.core import SettingError

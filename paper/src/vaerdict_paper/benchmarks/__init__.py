@@ -21,6 +21,7 @@ BENCHMARKS = (
     "verdicts",
     "counts",
     "de",
+    "de-methods",
     "borrow",
     "scaling",
     "gpu",
@@ -31,15 +32,37 @@ Save = Callable[[dict[str, Any]], None]
 """Receives the result so far after every row, for a run that may be interrupted."""
 
 
-def run(name: str, *, quick: bool = False, progress: Progress = silent, save: Save | None = None) -> dict[str, Any]:
+def run(
+    name: str,
+    *,
+    quick: bool = False,
+    progress: Progress = silent,
+    save: Save | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
     """Run one benchmark and return its rows with the machine and the versions of packages.
 
-    ``complete`` is false in the results that `save` receives.
+    Parameters
+    ----------
+    name
+        The benchmark, of `BENCHMARKS`.
+    quick
+        Whether smaller sizes are measured.
+    progress
+        Called with the work done, the total and its name.
+    save
+        Receives the result so far after every row; its ``complete`` is then false.
+    folder
+        Where a benchmark of many tasks stores those that are finished, in a folder of its name.
+    resume
+        Whether tasks stored there are used.
     """
     module = _module(name)
     about = {"benchmark": name, "quick": quick, "hardware": hardware(), "versions": versions() | _peers(module)}
     rows: list[dict[str, Any]] = []
-    for row in module.run(quick=quick, progress=progress):
+    stored = {"out": None if folder is None else folder / name, "resume": resume}
+    for row in module.run(quick=quick, progress=progress, **stored if getattr(module, "RESUMABLE", False) else {}):
         rows.append(row)
         if save is not None:
             save({**about, "complete": False, "rows": rows})
@@ -66,7 +89,8 @@ def unavailable(name: str) -> str | None:
 def _module(name: str) -> Any:
     if name not in BENCHMARKS:
         raise SettingError(f"no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}, or all.")
-    return import_module(f"vaerdict_paper.benchmarks.{name}")
+    module = name.replace("-", "_")
+    return import_module(f"vaerdict_paper.benchmarks.{module}")
 
 
 def _peers(module: Any) -> dict[str, str]:

@@ -32,7 +32,7 @@ from vaerdict.proposals import defensive
 from vaerdict.refinement import refine
 from vaerdict_paper.benchmarks.timing import Watch, one_thread, watched
 from vaerdict_paper.experiments.genes_contrasts import compare_groups, sample_cells
-from vaerdict_paper.experiments.rivals import RIVALS, Rival, RivalContrast, scvi_importance, timed_answer, train_scvi
+from vaerdict_paper.experiments.rivals import ScviContrast, scvi_mode, timed_scvi, train_scvi
 
 PACKAGES = ("scvi", "anndata")
 
@@ -48,9 +48,9 @@ _METRICS = ("fdr_mae", "auprc", "fdp", "tpr")
 _PEER = "scvi-importance"
 _THEIR_DRAWS = 5000  # n_samples_overall of its differential_expression
 _THEIRS = {
-    "scvi-uniform": RIVALS["scvi-uniform"],
-    _PEER: RIVALS[_PEER],
-    "scvi-importance, 100 anchors": Rival(partial(scvi_importance, max_cells=100), PACKAGES),
+    "scvi-uniform": scvi_mode,
+    _PEER: partial(scvi_mode, weights="importance"),
+    "scvi-importance, 100 anchors": partial(scvi_mode, weights="importance", max_cells=100),
 }
 
 
@@ -82,10 +82,11 @@ def _theirs(data: CountData, model: Any, seed: int) -> list[dict[str, Any]]:
     drawn = {"lfc_draws": _THEIR_DRAWS, "latents": (_THEIR_DRAWS // len(a) + 1) * len(a)}
     shared = {"estimand": PAIR.name, **drawn, **_assessed(wrapped, wrapped.observations(), wrapped.encoder)}
     truth, rows = data.lfc(0, 1, proportions=True), []
-    for name, rival in _THEIRS.items():
+    for name, method in _THEIRS.items():
         with watched() as watch:
-            answer, _ = timed_answer(rival, RivalContrast(data.counts, a, b, DELTA, model=model), seed)
-        rows.append({"method": name, **_seconds(watch), **shared, **_selected(answer.measure(truth, DELTA))})
+            answer = timed_scvi(method, ScviContrast(model, a, b, DELTA), seed)
+        metrics = measure(answer.prob, answer.lfc, truth, DELTA)
+        rows.append({"method": name, **_seconds(watch), **shared, **_selected(metrics)})
     return rows
 
 

@@ -21,14 +21,17 @@ from vaerdict_paper.experiments.genes_arms import ARMS, donor_arm, few, floors
 from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, Training
 from vaerdict_paper.experiments.genes_grid import grid
 from vaerdict_paper.experiments.genes_measure import DELTA
-from vaerdict_paper.experiments.rivals import RIVALS, rival_rows
+from vaerdict_paper.experiments.rivals import TESTS, packages, rival_rows
 
 SECTION5, SECTION5_EPOCHS = "section5", 80
 RIVAL_SETS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
-    (("scvi-uniform", "wilcoxon"), (None, 50, 20)),
+    (("scvi-uniform", "scvi-means", "scvi-means-centred", *TESTS), (None, 50, 20)),
     (("scvi-importance",), (None,)),
 )
 """Rivals that share a task, and their numbers of cells per group; the importance mode takes minutes per contrast."""
+
+DONOR_RIVALS = [*TESTS, "wilcoxon+lfc, cells"]
+"""Tests of donors, and the test of their cells that is common."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def _rivals(preset: Preset, seeds: int) -> list[Task]:
         for seed in range(seeds)
     ]
     from_donors = [
-        {"stage": "rivals", "simulator": "donors", "arm": arm, "set": i, "names": ["wilcoxon", "pseudobulk"]}
+        {"stage": "rivals", "simulator": "donors", "arm": arm, "set": i, "names": DONOR_RIVALS}
         for arm, n in (("null", preset.null_sets), ("effect", preset.effect_sets))
         for i in range(n)
     ]
@@ -211,7 +214,7 @@ def _donor_arm(task: Task) -> dict[str, Any]:
 
 
 def _rival_rows(task: Task) -> dict[str, Any]:
-    missing = sorted({p for name in task["names"] for p in RIVALS[name].packages if not _installed(p)})
+    missing = [package for package in packages(task["names"]) if not _installed(package)]
     if missing:
         raise Skipped(f"the rivals {', '.join(task['names'])} need {', '.join(missing)}; install the extra `rivals`.")
     arm, seed = task.get("arm"), int(task["set"] if "set" in task else task["seed"])
@@ -221,8 +224,8 @@ def _rival_rows(task: Task) -> dict[str, Any]:
     rows = [{**row, **problem.labels, "delta": DELTA} for row in rows]
     if arm is None:
         return {"cross": rows}
-    return {"donors": [{**row, "arm": arm} for row in rows if row["estimand"] == "centred"]}
+    return {"donors": [{**row, "arm": arm} for row in rows]}
 
 
 def _installed(package: str) -> bool:
-    return find_spec(package.split(".")[0]) is not None
+    return find_spec(package) is not None

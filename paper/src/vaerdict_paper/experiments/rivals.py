@@ -1,9 +1,10 @@
-"""Other tools on the same data: scvi-tools, scanpy's Wilcoxon test and DESeq2 on pseudobulk, with their defaults.
+"""Other tools on the gene experiment's data: the tests of `vaerdict.de.rivals`, and scvi-tools.
 
-scvi-tools gives probabilities that |LFC| >= delta. The tests give adjusted p-values, which are no such probabilities:
-the FDR that they state for their first k genes is the k-th adjusted p-value. DESeq2 tests |LFC| > delta. The Wilcoxon
-test has no threshold; as is common practice, genes of an estimated |LFC| below delta are not called, however small
-their p-value.
+scvi-tools is asked in its own mode, for the change between two random cells, and for the change of the group means of
+its normalised expression. It gives probabilities that |LFC| >= delta, which have an error as estimates of the FDR; the
+adjusted p-values of the tests are no such estimates. Each rival is scored by the truth of what it estimates: scvi-tools
+and scanpy by changes of proportions, centred group means, DESeq2 and edgeR by changes of expression. The simulators
+change every gene at least a little, so that only tests of a change beyond delta are compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +21,20 @@ from torch import Tensor
 
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import CountData
-from vaerdict.de.metrics import measure, measure_tested
+from vaerdict.de import rivals
+from vaerdict.de.metrics import measure, measure_ranked
+from vaerdict.de.rivals import BEYOND_DELTA, Comparison
 from vaerdict.optional import isolated, require
 from vaerdict_paper.experiments.genes_contrasts import sample_cells
+
+CENTRED, PROPORTION = "centred", "proportion"
+"""Truths: the change of expression, and that of proportions."""
+
+ON_CELLS = ", cells"
+"""Ends the name of a test that takes the cells of donors as its replicates."""
+
+LATENT_DRAWS, BOOTSTRAP = 25, 500
+"""Draws of the latents, and resamples of the cells, behind the group means of scvi-tools."""
 
 
 class ScviFit(NamedTuple):
@@ -52,149 +65,99 @@ def train_scvi(counts: Tensor, *, seed: int = 0, max_epochs: int | None = None, 
         return ScviFit(model, time.perf_counter() - started)
 
 
-class RivalContrast(NamedTuple):
-    """Cells of two groups, a over b, among all cells; `model` is a scvi-tools model of all cells.
+class ScviContrast(NamedTuple):
+    """Cells of two groups, a over b, among all cells of a fitted scvi-tools model.
 
-    Shapes: ``counts (cells, genes)``, ``a (n_a,)`` and ``b (n_b,)`` indices of cells, ``donors (cells,)``.
+    Shapes: ``a (n_a,)`` and ``b (n_b,)`` indices of cells.
     """
 
-    counts: Tensor
+    model: Any
     a: Tensor
     b: Tensor
     delta: float
-    donors: Tensor | None = None
-    model: Any = None
-
-    def frame(self) -> tuple[np.ndarray, list[str]]:
-        """Counts of the cells of both groups, group a first, and the group of each cell."""
-        return self.counts[torch.cat([self.a, self.b])].numpy(), ["a"] * len(self.a) + ["b"] * len(self.b)
 
 
-class RivalAnswer(NamedTuple):
-    """Per gene the log2 fold change, and the probability of |LFC| >= delta or an adjusted p-value.
-
-    Shapes: all ``(genes,)``.
-    """
+class ScviAnswer(NamedTuple):
+    """Per gene the log2 fold change, the probability of |LFC| >= delta, and the seconds. Shapes: ``(genes,)``."""
 
     lfc: Tensor
-    prob: Tensor | None = None
-    q: Tensor | None = None
-
-    def measure(self, truth: Tensor, delta: float) -> dict[str, Any]:
-        """The metrics of `vaerdict.de.metrics`."""
-        if self.prob is not None:
-            return measure(self.prob, self.lfc, truth, delta)
-        assert self.q is not None
-        return measure_tested(self.q, self.lfc, truth, delta)
+    prob: Tensor
+    seconds: float = 0.0
 
 
-# -------------------------------------------------------------------------------------------------- the rivals
-def scvi_uniform(contrast: RivalContrast) -> RivalAnswer:
-    """``differential_expression`` of scvi-tools in mode ``change``: pairs of random cells, latents from the encoder."""
-    return _scvi(contrast, "uniform")
+# ---------------------------------------------------------------------------------------------------- scvi-tools
+def scvi_mode(contrast: ScviContrast, weights: str = "uniform", **settings: Any) -> ScviAnswer:
+    """``differential_expression`` of scvi-tools in mode ``change``: pairs of random cells, latents from the encoder.
 
-
-def scvi_importance(contrast: RivalContrast, **settings: Any) -> RivalAnswer:
-    """The same with its importance weights, which take minutes instead of seconds.
-
-    `settings` are those of its ``get_importance_weights``, with its defaults.
+    With ``weights="importance"`` it takes minutes instead of seconds; `settings` are then those of its
+    ``get_importance_weights``, with its defaults.
     """
-    return _scvi(contrast, "importance", importance_weighting_kwargs=settings)
-
-
-def _scvi(contrast: RivalContrast, weights: str, **settings: Any) -> RivalAnswer:
-    a, b = contrast.a.numpy(), contrast.b.numpy()
+    more = {} if weights == "uniform" else {"importance_weighting_kwargs": settings}
     table = contrast.model.differential_expression(
-        idx1=a,
-        idx2=b,
+        idx1=contrast.a.numpy(),
+        idx2=contrast.b.numpy(),
         mode="change",
         delta=contrast.delta,
         weights=weights,
         all_stats=False,
         silent=True,
-        **settings,
+        **more,
     ).loc[contrast.model.adata.var_names]
-    return RivalAnswer(_column(table, "lfc_mean"), prob=_column(table, "proba_de"))
+    lfc, prob = (torch.as_tensor(table[c].to_numpy(dtype=np.float64, copy=True)) for c in ("lfc_mean", "proba_de"))
+    return ScviAnswer(lfc, prob)
 
 
-def wilcoxon(contrast: RivalContrast) -> RivalAnswer:
-    """scanpy's Wilcoxon rank-sum test on log-normalised counts, Benjamini-Hochberg."""
-    scanpy, anndata = (
-        require("scanpy", "rivals", distribution="vaerdict-paper"),
-        require("anndata", "rivals", distribution="vaerdict-paper"),
+def scvi_means(contrast: ScviContrast, *, centred: bool = False) -> ScviAnswer:
+    """The change of the group means of normalised expression, with a bootstrap over cells.
+
+    Each resample of the cells of a group is averaged under one draw of their latents. `centred` subtracts the median
+    over genes from every draw of the fold changes.
+    """
+    log_means = [_log2_means(contrast.model, cells.numpy()) for cells in (contrast.a, contrast.b)]
+    lfc = log_means[0] - log_means[1]
+    if centred:
+        lfc = lfc - lfc.median(1, keepdim=True).values
+    return ScviAnswer(lfc.mean(0), (lfc.abs() >= contrast.delta).double().mean(0))
+
+
+def _log2_means(model: Any, cells: np.ndarray) -> Tensor:
+    """log2 of resampled group means of normalised expression. Shapes: ``(cells,) -> (BOOTSTRAP, genes)``."""
+    drawn = model.get_normalized_expression(
+        indices=cells, n_samples=LATENT_DRAWS, return_mean=False, return_numpy=True, silent=True
     )
-    counts, group = contrast.frame()
-    adata = anndata.AnnData(counts, obs={"group": group})
-    scanpy.pp.normalize_total(adata)
-    scanpy.pp.log1p(adata)
-    scanpy.tl.rank_genes_groups(adata, "group", groups=["a"], reference="b", method="wilcoxon")
-    table = scanpy.get.rank_genes_groups_df(adata, "a").set_index("names").loc[adata.var_names]
-    lfc, q = _column(table, "logfoldchanges"), _column(table, "pvals_adj")
-    return RivalAnswer(lfc, q=torch.where(lfc.abs() >= contrast.delta, q, 1))
+    drawn = torch.as_tensor(np.asarray(drawn, dtype=np.float64))  # (LATENT_DRAWS, cells, genes)
+    share = np.random.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), BOOTSTRAP)  # noqa: NPY002
+    weights = torch.as_tensor(share / len(cells)).reshape(LATENT_DRAWS, -1, len(cells))
+    return (weights @ drawn).flatten(0, 1).log2()
 
 
-def pseudobulk(contrast: RivalContrast) -> RivalAnswer:
-    """DESeq2 (pydeseq2) on the summed counts of every donor, Wald test of |LFC| > delta, Benjamini-Hochberg."""
-    pydeseq2, pandas = (
-        require("pydeseq2.dds", "rivals", distribution="vaerdict-paper"),
-        require("pandas", "rivals", distribution="vaerdict-paper"),
-    )
-    ds, inference = (
-        require("pydeseq2.ds", "rivals", distribution="vaerdict-paper"),
-        require("pydeseq2.default_inference", "rivals", distribution="vaerdict-paper").DefaultInference(n_cpus=1),
-    )
-    counts, group = _sums(contrast)
-    rows = [str(i) for i in range(len(counts))]
-    data = pydeseq2.DeseqDataSet(
-        counts=pandas.DataFrame(counts, index=rows, columns=[str(g) for g in range(counts.shape[1])]),
-        metadata=pandas.DataFrame({"group": group}, index=rows),
-        design="~group",
-        inference=inference,
-        quiet=True,
-    )
-    data.deseq2()
-    test = ds.DeseqStats(
-        data,
-        contrast=["group", "a", "b"],
-        lfc_null=contrast.delta,
-        alt_hypothesis="greaterAbs",
-        inference=inference,
-        quiet=True,
-    )
-    test.summary()
-    # NaN for genes that it does not test: without counts, outliers, or too few counts
-    q = _column(test.results_df, "padj").nan_to_num(1.0)
-    return RivalAnswer(_column(test.results_df, "log2FoldChange").nan_to_num(0.0), q=q)
-
-
-def _sums(contrast: RivalContrast) -> tuple[np.ndarray, list[str]]:
-    """Counts summed over the cells of each donor in the contrast, and the group of each donor."""
-    assert contrast.donors is not None
-    counts, group = [], []
-    for name, side in (("a", contrast.a), ("b", contrast.b)):
-        donors = contrast.donors[side]
-        for donor in donors.unique():
-            counts.append(contrast.counts[side[donors == donor]].sum(0))
-            group.append(name)
-    if min(group.count("a"), group.count("b")) < 2:
-        raise SettingError(f"{len(group)} donors leave a group with fewer than two; pseudobulk needs replicates.")
-    return torch.stack(counts).long().numpy(), group
-
-
-class Rival(NamedTuple):
-    """A rival's method, and the packages that it needs."""
-
-    answer: Callable[[RivalContrast], RivalAnswer]
-    packages: tuple[str, ...]
-
-
-RIVALS: dict[str, Rival] = {
-    "scvi-uniform": Rival(scvi_uniform, ("scvi", "anndata")),
-    "scvi-importance": Rival(scvi_importance, ("scvi", "anndata")),
-    "wilcoxon": Rival(wilcoxon, ("scanpy", "anndata")),
-    "pseudobulk": Rival(pseudobulk, ("pydeseq2.dds", "pydeseq2.ds", "pydeseq2.default_inference", "pandas")),
+SCVI: dict[str, tuple[Callable[[ScviContrast], ScviAnswer], str]] = {
+    "scvi-uniform": (scvi_mode, PROPORTION),
+    "scvi-importance": (partial(scvi_mode, weights="importance"), PROPORTION),
+    "scvi-means": (scvi_means, PROPORTION),
+    "scvi-means-centred": (partial(scvi_means, centred=True), CENTRED),
 }
-"""The rivals by their names in tables."""
+"""The answers of scvi-tools by their names in tables, and the truth of each."""
+
+TESTS = tuple(name for name, rival in rivals.RIVALS.items() if rival.question == BEYOND_DELTA)
+NAMES = (*SCVI, *TESTS, *(name + ON_CELLS for name in TESTS))
+"""All rivals. Tests are of donors where there are any, and of cells where their name says so or there are none."""
+
+
+def packages(names: Sequence[str]) -> list[str]:
+    """The packages that rivals need."""
+    return list(dict.fromkeys("scvi" if name in SCVI else rivals.RIVALS[_test(name)].package for name in names))
+
+
+def _test(name: str) -> str:
+    return name.removesuffix(ON_CELLS)
+
+
+def timed_scvi(answer: Callable[[ScviContrast], ScviAnswer], contrast: ScviContrast, seed: int) -> ScviAnswer:
+    """An answer of scvi-tools with its seconds."""
+    with isolated(seed):
+        started = time.perf_counter()
+        return answer(contrast)._replace(seconds=time.perf_counter() - started)
 
 
 # ---------------------------------------------------------------------------------------------------- the rows
@@ -204,16 +167,15 @@ def rival_rows(
     group_a: int = 0,
     group_b: int = 1,
     delta: float = 0.5,
-    names: Sequence[str] = tuple(RIVALS),
+    names: Sequence[str] = (*SCVI, *TESTS),
     seed: int = 0,
     n_cells: Sequence[int | None] = (None,),
     max_epochs: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Metrics and seconds of rivals, one row per number of cells, rival and truth.
+    """Metrics and seconds of rivals, one row per number of cells and rival.
 
-    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. Every rival is scored
-    against two truths: ``estimand`` is ``proportion`` for changes of proportions, which normalised expression shows,
-    and ``centred`` for changes of expression. Pseudobulk is left out if there are no donors.
+    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. ``estimand`` is the truth
+    that a rival is scored by.
 
     Parameters
     ----------
@@ -224,7 +186,7 @@ def rival_rows(
     delta
         The threshold of |LFC|.
     names
-        The rivals to run.
+        The rivals to run, of `NAMES`.
     seed
         The seed of training and of the choice of cells.
     n_cells
@@ -232,35 +194,53 @@ def rival_rows(
     max_epochs
         Epochs of scvi-tools; its default if None.
     """
-    unknown = [name for name in names if name not in RIVALS]
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
-        raise SettingError(f"no rival {', '.join(unknown)}; there are {', '.join(RIVALS)}.")
-    names = [name for name in names if name != "pseudobulk" or data.donors is not None]
-    for package in dict.fromkeys(package for name in names for package in RIVALS[name].packages):
-        require(package, "rivals", distribution="vaerdict-paper")  # before anything is trained or timed
-    scvi = [name for name in names if name.startswith("scvi")]
-    fit = train_scvi(data.counts, seed=seed, max_epochs=max_epochs) if scvi else None
+        raise SettingError(f"no rival {', '.join(unknown)}; there are {', '.join(NAMES)}.")
+    for package in packages(names):  # before anything is trained or timed
+        require(package, "rivals", distribution="vaerdict-paper")
+    fit = train_scvi(data.counts, seed=seed, max_epochs=max_epochs) if any(name in SCVI for name in names) else None
     rows = []
     for n in n_cells:
         a, b = (sample_cells(data.labels, group, n, seed=seed) for group in (group_a, group_b))
-        contrast = RivalContrast(data.counts, a, b, delta, data.donors, fit.model if fit else None)
         shared = {"proposal": None, "seed": seed, "n_cells": n or "all"}
+        truth = {e: data.lfc(group_a, group_b, proportions=e == PROPORTION).double() for e in (CENTRED, PROPORTION)}
+        tested = _tested(data, a, b, delta, names, seed)
         for name in names:
-            answer, seconds = timed_answer(RIVALS[name], contrast, seed)
-            times = {"seconds": seconds, "seconds_train": fit.seconds if fit and name in scvi else 0.0}
-            for estimand in ("centred", "proportion"):
-                truth = data.lfc(group_a, group_b, proportions=estimand == "proportion")
-                row = {"model": name, **shared, "estimand": estimand, **times}
-                rows.append(row | answer.measure(truth, delta))
+            if name in SCVI:
+                assert fit is not None
+                made = _scvi_row(name, ScviContrast(fit.model, a, b, delta), truth, seed)
+                made["seconds_train"] = fit.seconds
+            else:
+                made = _test_row(name, tested[name], truth, delta)
+            rows.append({"model": name, **shared, **made})
     return rows
 
 
-def timed_answer(rival: Rival, contrast: RivalContrast, seed: int) -> tuple[RivalAnswer, float]:
-    """A rival's answer and its seconds."""
-    with isolated(seed):
-        started = time.perf_counter()
-        return rival.answer(contrast), time.perf_counter() - started
+def _scvi_row(name: str, contrast: ScviContrast, truth: dict[str, Tensor], seed: int) -> dict[str, Any]:
+    method, estimand = SCVI[name]
+    answer = timed_scvi(method, contrast, seed)
+    metrics = measure(answer.prob, answer.lfc, truth[estimand], contrast.delta)
+    return {"estimand": estimand, "seconds": answer.seconds, **metrics}
 
 
-def _column(table: Any, name: str) -> Tensor:
-    return torch.as_tensor(table[name].to_numpy(dtype=np.float64, copy=True))
+def _test_row(name: str, answer: rivals.RivalAnswer, truth: dict[str, Tensor], delta: float) -> dict[str, Any]:
+    estimand = PROPORTION if rivals.RIVALS[_test(name)].package == "scanpy" else CENTRED
+    order = answer.ranking()
+    metrics = measure_ranked(torch.from_numpy(order), torch.from_numpy(answer.q[order]), truth[estimand].abs() >= delta)
+    return {"estimand": estimand, "seconds": answer.seconds, "seconds_train": 0.0, **metrics}
+
+
+def _tested(data: CountData, a: Tensor, b: Tensor, delta: float, names: Sequence[str], seed: int) -> dict[str, Any]:
+    """The answers of the tests, by donors and by cells."""
+    cells = torch.cat([a, b])
+    first = np.arange(len(cells)) < len(a)
+    donors = None if data.donors is None else data.donors[cells].numpy()
+    answers: dict[str, Any] = {}
+    for samples, on_cells in ((donors, False), (None, True)):
+        asked = [name for name in names if name not in SCVI and name.endswith(ON_CELLS) == on_cells]
+        if asked:
+            made = Comparison(data.counts[cells].numpy(), first, delta, samples)
+            tested = rivals.rival_answers(made, [_test(name) for name in asked], seed=seed)
+            answers |= {name: tested[_test(name)] for name in asked}
+    return answers

@@ -8,6 +8,7 @@ from typing import Any
 from vaerdict.report import document as forms
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
+from vaerdict_paper.pages import de_methods
 
 Row = dict[str, Any]
 
@@ -26,6 +27,7 @@ _TITLES = {
     "verdicts": "How often a verdict is true: questions with known answers, 1,000 draws per stage",
     "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
     "de": "Differential expression under one fitted scvi-tools model: our model stage against its importance mode",
+    "de-methods": "Methods of differential expression on the same cells: nothing changed, and changes planted",
     "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
     "scaling": "Cost as a function of size",
     "gpu": "The paper's grids as stacks on one device",
@@ -174,6 +176,8 @@ def text(result: Row) -> str:
 
 def _section(result: Row, mnist_stages: Sequence[Row]) -> Section:
     name = result["benchmark"]
+    if name == "de-methods":
+        return Section(_TITLES[name], de_methods.tables(result, _machine(result)))
     return Section(_TITLES[name], gpu_tables(result, mnist_stages) if name == "gpu" else [_table(result)])
 
 
@@ -237,6 +241,7 @@ def _of_verdicts(result: Row) -> Iterator[str]:
 
 _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "verdicts": _of_verdicts,
+    "de-methods": de_methods.sentences,
     "borrow": _of_borrow,
     "million": _of_million,
     "against": _of_against,

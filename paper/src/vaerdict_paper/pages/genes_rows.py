@@ -12,7 +12,14 @@ MODELS = ("VAE", "IWAE", "WW", "CHI")
 SINGLES = ("VAE", "IWAE", "WW", "CHI", "IWAE-full")
 PROPOSALS = (*SINGLES, "MIS", "REFINED")
 FLOORS = ("raw counts", "oracle", "FDP floor")
-RIVALS = ("scvi-uniform", "scvi-importance", "wilcoxon", "pseudobulk")
+RIVALS = (
+    "scvi-uniform",
+    "scvi-importance",
+    "scvi-means",
+    "scvi-means-centred",
+    *("wilcoxon", "pseudobulk"),  # in older results: with a filter on the fold change, and DESeq2's threshold test
+    *("wilcoxon+lfc", "ttest+lfc", "deseq2+lfc", "edger+lfc", "deseq2-threshold", "edger-treat"),
+)
 SIZES: tuple[int | str, ...] = ("all", 50, 20)
 SIMULATORS = {
     "appendix": "the appendix's simulator",
@@ -65,6 +72,11 @@ def refined(
 def floor(cross: Sequence[Row], simulator: str, name: str, n_cells: int | str, estimand: str = "centred") -> list[Row]:
     """Rows of a baseline, a floor or a rival on the same cells."""
     return where(cross, simulator=simulator, model=name, n_cells=n_cells, estimand=estimand, proposal=None)
+
+
+def rival(cross: Sequence[Row], simulator: str, name: str, n_cells: int | str) -> list[Row]:
+    """Rows of a rival by the change of expression, or by that of proportions where that is what it estimates."""
+    return floor(cross, simulator, name, n_cells) or floor(cross, simulator, name, n_cells, "proportion")
 
 
 def scores(rows: Sequence[Row], names: Sequence[str], by: str, key: str) -> dict[str, dict[Any, float]]:

@@ -20,6 +20,7 @@ from vaerdict_paper.pages.genes_rows import (
     crossed,
     floor,
     refined,
+    rival,
     title_of,
 )
 from vaerdict_paper.pages.seed_statistics import cell, cells, mean_of, ordered, seed_count, where
@@ -43,7 +44,8 @@ def summary_table(cross: Sequence[Row], simulator: str) -> Table | None:
     if not sizes:
         return None
     methods = {f"{m}, refined": {n: where(refined(cross, simulator, n), model=m) for n in sizes} for m in MODELS}
-    methods |= {name: {n: floor(cross, simulator, name, n) for n in sizes} for name in (*FLOORS, *RIVALS)}
+    methods |= {name: {n: floor(cross, simulator, name, n) for n in sizes} for name in FLOORS}
+    methods |= {name: {n: rival(cross, simulator, name, n) for n in sizes} for name in RIVALS}
     measured = (MAE, FDP, TPR)
     body = [
         {
@@ -269,7 +271,7 @@ def donors_table(donors: Sequence[Row]) -> Table | None:
         body.append(
             {
                 "method": model,
-                "replicates": kind or ("donors" if model == "pseudobulk" else "cells"),
+                "replicates": kind or ("cells" if model == "wilcoxon" or model.endswith("cells") else "donors"),
                 "any": Value(sum(called) / len(called)) if called else None,
                 "number": cell(mean_of(null, "n_called_05")),
                 **cells(effect, (FDP, TPR, MAE, COVERAGE)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vaerdict.core import DataError
-from vaerdict.de.calibration.summary import KIND_NAMES, METHOD_NAMES
+from vaerdict.de.calibration.summary import KIND_NAMES
 from vaerdict.de.effects import INTERVAL
 from vaerdict.de.page.tables import settings_table
 from vaerdict.report.document import Block, Document, Picture, Section
@@ -63,7 +63,13 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
 
 
 def _method(row: Row) -> str:
-    return METHOD_NAMES.get(str(row["method"]), str(row["method"]))
+    method = str(row["method"])
+    return "naive bootstrap" if method == "naive" else method  # in results of earlier versions
+
+
+def _question(rows: Sequence[Row]) -> list[Column]:
+    """A column for the question that a method answers, where several methods were asked."""
+    return [Column("question", "question")] if len({row.get("question") for row in rows}) > 1 else []
 
 
 def _series(row: Row) -> str:
@@ -86,6 +92,7 @@ def _null(results: Row) -> list[Block]:
     ]
     columns = [
         Column("series", "method, replicates"),
+        *_question(rows),
         Column("level", "target FDR, %", 0, 100),
         Column("splits", "splits"),
         Column("splits_with_any", "with a discovery"),
@@ -130,6 +137,7 @@ def _spikes(results: Row) -> list[Block]:
     ]
     columns = [
         Column("series", "method, replicates"),
+        *_question(rows),
         Column("level", "target FDR, %", 0, 100),
         Column("fdp", "achieved FDR, % ± se", 1, 100),
         Column("expected_fdr", "stated FDR, %", 1, 100),
@@ -162,7 +170,14 @@ def _fdr_picture(rows: Sequence[Row]) -> Picture:
 
 def _effects(results: Row) -> list[Block]:
     rows = rows_of(results, "effects", "method", "size", "n", "called", "short")
-    body = [{**row, "method": _method(row), "short": Value(row["short"], row["short_se"])} for row in rows]
+    body = [
+        {
+            **row,
+            "method": _method(row),
+            "short": None if row["short"] is None else Value(row["short"], row["short_se"]),
+        }
+        for row in rows
+    ]
     columns = [
         Column("method", "method"),
         Column("size", "planted |LFC|"),

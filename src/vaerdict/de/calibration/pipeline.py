@@ -20,6 +20,7 @@ from vaerdict.de.calibration.page import from_run
 from vaerdict.de.calibration.task import NULL, SPIKE, split_work
 from vaerdict.de.contrasts import FEWEST_CELLS, FEWEST_SAMPLES
 from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.de.rivals import check_rivals
 from vaerdict.engines import Engine
 from vaerdict.io import check_folder, manifest, replacing, write_json
 from vaerdict.optional import require
@@ -93,7 +94,8 @@ def calibrate(
     `differential_expression`. In `splits` of them nothing changed, so that every discovery is false. In `spikes` more
     splits, known changes are planted by thinning counts (`vaerdict.de.calibration.halves`), so that achieved FDR, power
     and coverage of the intervals are known. With `sample_key` whole samples are split, at least two per half; where
-    nothing changed, the comparison with cells as replicates is made as well.
+    nothing changed, the comparison with cells as replicates is made as well. `rivals` are other tests
+    (`vaerdict.de.rivals`) that are asked about the same cells and genes, each judged by the question that it answers.
 
     Parameters
     ----------
@@ -157,7 +159,8 @@ def calibrate(
         work = partial(split_work, str(cells.store(folder / "inputs").resolve()))
         run = run_tasks(work, tasks, folder, resume=resume, workers=workers, engine=engine, progress=progress)
     named = None if model is None else Path(model).name if isinstance(model, (str, Path)) else type(model).__name__
-    settings = {"groupby": groupby, "groups": list(chosen), **asdict(how), **_settings(analysis), "model": named}
+    how_split = asdict(how) | {"rivals": list(how.rivals)}
+    settings = {"groupby": groupby, "groups": list(chosen), **how_split, **_settings(analysis), "model": named}
     result = _result(run, settings, cells)
     if out is not None:
         result.save(out)
@@ -167,6 +170,7 @@ def calibrate(
 def _check(how: CalibrateOptions, analysis: DEOptions) -> None:
     if how.share != 0.5 and analysis.sample_key is not None:
         raise SettingError("whole samples are split into even halves; leave share or sample_key out.")
+    check_rivals(how.rivals)
     if analysis.scale == "pair":
         raise SettingError(
             "scale='pair' is about two random cells, which differ even where nothing changed: there is no truth to "
@@ -188,6 +192,7 @@ def _tasks(
     options = {name: value for name, value in _settings(analysis).items() if name != "seed"}
     shared = {"data": cells.sha256, "groupby": analysis.groupby, "options": options, **shared}
     shared |= {"balance": how.balance, "share": how.share, "model_layer": cells.model_layer}
+    shared["rivals"] = list(dict.fromkeys(how.rivals))
     tasks: list[Task] = []
     for place, group in enumerate(groups):
         firsts = _sample_splits(cells, group, how, analysis)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from vaerdict.de.calibration.task import NAIVE, NULL, REPORTED, SPIKE
+from vaerdict.de.calibration.task import NULL, REPORTED, SPIKE
 from vaerdict.de.effects import INTERVAL
 from vaerdict.report.records import Row, grouped
 
@@ -18,7 +18,6 @@ RATE = 0.01
 FEWEST_SPLITS = 5
 """With fewer splits no favourable verdict is given."""
 
-METHOD_NAMES = {REPORTED: "reported", NAIVE: "naive bootstrap"}
 KIND_NAMES = {NULL: "nothing changed", SPIKE: "changes planted"}
 
 TOO_MANY, CALIBRATED, CONSERVATIVE = "too many false", "calibrated", "conservative"
@@ -36,8 +35,8 @@ RULE = (
     "random splits of these cells, and at least that of as many independent discoveries."
 )
 _COMPARED = (
-    "Reported is what `vaerdict de` reports. The naive bootstrap resamples the replicates of the raw counts, without "
-    "dispersion and without shrinkage, and is shown for comparison."
+    "Reported is what `vaerdict de` reports. The other methods are tests of the same cells and genes, each judged by "
+    "its own question. {questions}"
 )
 _HEADLINES = {
     TOO_MANY: "Too many false discoveries: on these data an FDR of {level:.0%} does not mean what it says.",
@@ -92,6 +91,7 @@ def null_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
             {
                 "replicates": replicates,
                 "method": method,
+                "question": splits[0].get("question"),
                 "level": level,
                 "splits": n,
                 "splits_with_any": n_any,
@@ -113,17 +113,18 @@ def spike_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
     summaries = []
     for (replicates, method, level), splits in grouped(_of(rows, SPIKE), "replicates", "method", "level").items():
         fdp, n_called = mean_of(row["fdp"] for row in splits), sum(row["n_called"] for row in splits)
-        tpr = mean_of(row["tpr"] for row in splits)
+        tpr, stated = mean_of(row["tpr"] for row in splits), mean_of(row["expected_fdr"] for row in splits)
         assert fdp is not None
         summaries.append(
             {
                 "replicates": replicates,
                 "method": method,
+                "question": splits[0].get("question"),
                 "level": level,
                 "splits": len(splits),
                 "fdp": fdp.value,
                 "fdp_se": fdp.se,
-                "expected_fdr": sum(row["expected_fdr"] for row in splits) / len(splits),
+                "expected_fdr": None if stated is None else stated.value,
                 "tpr": None if tpr is None else tpr.value,
                 "tpr_se": None if tpr is None else tpr.se,
                 "called": n_called / len(splits),
@@ -195,11 +196,9 @@ def effect_summary(effects: Sequence[Row]) -> list[dict[str, Any]]:
     summaries = []
     for (method, size), rows in grouped(_of(effects, SPIKE), "method", "size").items():
         n, short = sum(row["n"] for row in rows), mean_of(row["short"] for row in rows)
-        assert short is not None
         called = sum(row["called"] for row in rows) / n
-        summaries.append(
-            {"method": method, "size": size, "n": n, "called": called, "short": short.value, "short_se": short.se}
-        )
+        falls_short = {"short": short and short.value, "short_se": short and short.se}
+        summaries.append({"method": method, "size": size, "n": n, "called": called, **falls_short})
     return summaries
 
 
@@ -234,13 +233,21 @@ def verdict(
     for row in (*rows, *intervals):
         asked_for = (row.get("method", REPORTED), row["replicates"]) == (REPORTED, replicates)
         (first if asked_for else later).append(_message(row))
-    messages = [_HEADLINES[fdr].format(level=level), *first, *later, _COMPARED]
+    messages = [_HEADLINES[fdr].format(level=level), *first, *later, *_compared(rows)]
     return {"fdr": fdr, "replicates": replicates, "messages": messages, "rule": RULE}
+
+
+def _compared(rows: Sequence[Row]) -> list[str]:
+    """What the other methods are, where there are any."""
+    methods = {row["method"]: row["question"] for row in rows if row["method"] != REPORTED}
+    by_question = {q: ", ".join(m for m in methods if methods[m] == q) for q in dict.fromkeys(methods.values())}
+    questions = " ".join(f"{question.capitalize()}: {names}." for question, names in by_question.items())
+    return [_COMPARED.format(questions=questions)] if methods else []
 
 
 def _message(row: Row) -> str:
     kind = row.get("kind", SPIKE if "fdp" in row else NULL)
-    method = METHOD_NAMES[row.get("method", REPORTED)]
+    method = row.get("method", REPORTED)
     start = f"{KIND_NAMES[kind].capitalize()}, {method}, {row['replicates']} as replicates: "
     if "coverage" in row:
         return (

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vaerdict.de.calibration.halves import deal, kept_shares, planted, thinned, true_lfc
+from vaerdict.de.contrasts import FEWEST_CELLS
 from vaerdict.de.data import column, gene_names
 from vaerdict.de.metrics import measure
 from vaerdict.de.pipeline import differential_expression
-from vaerdict.decisions import discoveries
+from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, RIVALS, Comparison, RivalAnswer, rival_answers
 from vaerdict.optional import isolated, require
 from vaerdict.tasks import Task
 
@@ -22,9 +23,8 @@ NULL, SPIKE = "null", "spike"
 LEVELS = (0.01, 0.05, 0.1, 0.2)
 """False discovery rates at which genes are called, besides the one asked for."""
 
-REPORTED, NAIVE = "reported", "naive"
-METHODS = {REPORTED: ("prob_de", "lfc_mean"), NAIVE: ("naive_prob_de", "naive_lfc")}
-"""The columns of the table of genes that each method calls by."""
+REPORTED = "reported"
+"""The method that is calibrated; other methods go by their names in `vaerdict.de.rivals`."""
 
 HALF, FIRST, SECOND = "vaerdict half", "first half", "second half"
 """The column of obs that names the halves, and their names."""
@@ -33,11 +33,23 @@ BINS = 5
 """Classes of expression, with equal numbers of genes, in which coverage is measured."""
 
 
+class Compared(NamedTuple):
+    """The table of genes of a comparison of the halves, its contrasts, and the answers of the rivals to its rows.
+
+    Shapes: ``genes (rows,)``, the gene of each row among all; rivals have one value per row.
+    """
+
+    table: Any
+    contrasts: Sequence[dict[str, Any]]
+    genes: np.ndarray
+    rivals: dict[str, RivalAnswer]
+
+
 def split_work(path: str, task: Task) -> dict[str, Any]:
     """Compare the halves of one split of the cells stored at `path`, unchanged or with changes planted.
 
     `task` names the `group` that is split, its samples in the `first` half (None where cells are split), the `entropy`
-    of the split and the `analysis_seed`; `options` are those of `differential_expression`.
+    of the split, the `analysis_seed` and the `rivals`; `options` are those of `differential_expression`.
     """
     cells, rng = _stored(path, task["data"]), np.random.default_rng(task["entropy"])
     half = halves(cells, task, rng)
@@ -69,27 +81,25 @@ def _unchanged(cells: Any, half: np.ndarray, task: Task) -> dict[str, Any]:
     """No gene changed: all calls are false. Where samples were split, also with cells as replicates."""
     measures: dict[str, Any] = {}
     for replicates in ["samples", "cells"] if task["options"]["sample_key"] else ["cells"]:
-        table = _compared(cells.X, cells, half, task, samples=replicates == "samples").table
-        zero = np.zeros(len(table))
-        for key, rows in _measured(table, zero, zero, task, replicates).items():
+        compared = _compared(cells.X, cells, half, task, samples=replicates == "samples")
+        zero = np.zeros(len(compared.table))
+        for key, rows in _measured(compared, zero, zero, task, replicates).items():
             measures[key] = measures.get(key, []) + rows
     return measures
 
 
 def _spiked(cells: Any, half: np.ndarray, task: Task, rng: np.random.Generator) -> dict[str, Any]:
-    """Changes are planted between the halves: calls of genes that changed by less than delta are false."""
+    """Changes are planted between the halves, which are the truth that calls are judged by."""
     members, samples = half >= 0, task["options"]["sample_key"] is not None
     lfc = planted(np.asarray(cells.X[members].mean(0)).ravel(), task["options"]["delta"], rng)
     shares = kept_shares(lfc)
-    result = _compared(thinned(cells.X, half, shares, rng), cells, half, task, samples=samples)
-    place = {name: i for i, name in enumerate(gene_names(cells, task["options"]["gene_symbols"], []))}
-    genes = np.array([place[gene] for gene in result.table["gene"]])
-    truth = _truth(cells, members, shares, result, genes, task["options"])
-    return _measured(result.table, lfc[genes], truth, task, "samples" if samples else "cells")
+    compared = _compared(thinned(cells.X, half, shares, rng), cells, half, task, samples=samples)
+    truth = _truth(cells, members, shares, compared, task["options"])
+    return _measured(compared, lfc[compared.genes], truth, task, "samples" if samples else "cells")
 
 
-def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples: bool) -> Any:
-    """The comparison of the halves with the options of the analysis and a naive bootstrap beside it."""
+def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples: bool) -> Compared:
+    """The comparison of the halves with the options of the analysis, and the rivals on the same cells and genes."""
     pandas, anndata, obs = require("pandas", "bio"), require("anndata", "bio"), cells.obs
     # cells of other groups keep a label, as in the analysis itself: those without one may be of the kinds compared
     labels = column(cells, task["groupby"], role="groupby")
@@ -97,73 +107,126 @@ def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples:
     names = [other if h < 0 else (FIRST, SECOND)[h] for h, other in zip(half, others, strict=True)]
     layers = {} if task["model_layer"] is None else {task["model_layer"]: counts}
     options = task["options"] if samples else task["options"] | {"sample_key": None}
-    return differential_expression(
+    result = differential_expression(
         anndata.AnnData(counts, obs=obs.assign(**{HALF: pandas.Categorical(names)}), var=cells.var, layers=layers),
         HALF,
         FIRST,
         SECOND,
         model=task["model"],
         device=task["device"],
-        **options | {"layer": None, "seed": task["analysis_seed"], "naive_bootstrap": True},
+        **options | {"layer": None, "seed": task["analysis_seed"]},
     )
+    place = {name: i for i, name in enumerate(gene_names(cells, options["gene_symbols"], []))}
+    genes = np.array([place[gene] for gene in result.table["gene"]])
+    compared = Compared(result.table, result.results["contrasts"], genes, {})
+    return compared._replace(rivals=_rivals(counts, cells, half, compared, task, options))
 
 
-def _truth(
-    cells: Any, members: np.ndarray, shares: np.ndarray, result: Any, genes: np.ndarray, options: dict[str, Any]
-) -> np.ndarray:
-    """The true fold changes of the rows of the table, on its scale. Shapes: ``genes (rows,) -> (rows,)``."""
-    truth, contrast = np.zeros(len(genes)), result.table["contrast"].to_numpy()
-    for row in result.results["contrasts"]:
-        rows = contrast == row["name"]
+def _rivals(
+    counts: Any, cells: Any, half: np.ndarray, compared: Compared, task: Task, options: dict[str, Any]
+) -> dict[str, RivalAnswer]:
+    """The answers of the rivals to all rows of the table. Batches are blocks of their design where cells are tested."""
+    lfc, p, q = ({name: np.full(len(compared.table), np.nan) for name in task["rivals"]} for _ in range(3))
+    samples, batches = (
+        column(cells, options[key], role=key) if options[key] else None for key in ("sample_key", "batch_key")
+    )
+    for rows, inside in _contrast_cells(cells, half >= 0, compared, options) if task["rivals"] else ():
+        if samples is not None:  # as in the analysis, samples of few cells are left out
+            sizes = Counter(samples[inside])
+            inside = inside & np.array([sizes[sample] >= FEWEST_CELLS for sample in samples])
+        comparison = Comparison(
+            counts[inside][:, compared.genes[rows]],
+            half[inside] == 0,
+            options["delta"],
+            samples=None if samples is None else samples[inside],
+            pairs=batches[inside] if batches is not None and samples is None else None,
+            totals=np.asarray(counts[inside].sum(1)).ravel(),
+        )
+        for name, answer in rival_answers(comparison, task["rivals"], seed=task["analysis_seed"]).items():
+            lfc[name][rows], p[name][rows], q[name][rows] = answer.lfc, answer.p, answer.q
+    return {name: RivalAnswer(lfc[name], p[name], q[name]) for name in task["rivals"]}
+
+
+def _contrast_cells(
+    cells: Any, members: np.ndarray, compared: Compared, options: dict[str, Any]
+) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """For each contrast the mask of its rows of the table, and that of its cells."""
+    contrast = compared.table["contrast"].to_numpy()
+    for row in compared.contrasts:
         inside = members
         if row["within"] is not None:
             inside = members & (column(cells, options["within"], role="within") == row["within"])
+        yield contrast == row["name"], inside
+
+
+def _truth(
+    cells: Any, members: np.ndarray, shares: np.ndarray, compared: Compared, options: dict[str, Any]
+) -> np.ndarray:
+    """The true fold changes of the rows of the table, on its scale. Shapes: ``-> (rows,)``."""
+    truth = np.zeros(len(compared.genes))
+    for rows, inside in _contrast_cells(cells, members, compared, options):
+        genes, centred = compared.genes[rows], options["scale"] == "centred"
         owners = column(cells, options["sample_key"], role="sample_key")[inside] if options["sample_key"] else None
-        counts, centred = cells.X[inside][:, genes[rows]], options["scale"] == "centred"
-        truth[rows] = true_lfc(counts, shares[:, genes[rows]], owners, centred=centred)
+        truth[rows] = true_lfc(cells.X[inside][:, genes], shares[:, genes], owners, centred=centred)
     return truth
 
 
 # ------------------------------------------------------------------------------------------------------ measures
-def _measured(table: Any, size: np.ndarray, truth: np.ndarray, task: Task, replicates: str) -> dict[str, Any]:
+def _measured(compared: Compared, size: np.ndarray, truth: np.ndarray, task: Task, replicates: str) -> dict[str, Any]:
     """Everything that is measured of one comparison: a list of rows for each kind of measure.
 
-    Shapes: ``size (rows,)`` the changes planted and ``truth (rows,)`` those that resulted.
+    Each method is judged by the question that it answers: whether a gene changed by delta, or at all. Shapes: ``size
+    (rows,)`` the changes planted and ``truth (rows,)`` those that resulted.
     """
     names = {"kind": task["stage"], "group": task["group"], "split": task["seed"], "replicates": replicates}
-    delta, level = task["options"]["delta"], task["options"]["level"]
-    changed = torch.from_numpy(np.abs(truth) >= delta)
-    rows, overall, effects = [], [], []
-    for method, columns in METHODS.items():
-        prob, lfc = (torch.from_numpy(table[name].to_numpy(dtype=np.float64)) for name in columns)
-        named = {**names, "method": method}
-        rows += [{**named, **row} for row in calls(prob, lfc, changed, sorted({*LEVELS, level}))]
-        overall.append({**named, "fdr_mae": measure(prob, lfc, torch.from_numpy(truth), delta)["fdr_mae"]})
-        called = discoveries(prob, level, ties=lfc.abs()).numpy()
-        effects += [{**named, **row} for row in by_size(size, truth, lfc.numpy(), called)]
-    overall[0]["coverage"], bins = covered(table, truth)
+    table, delta, asked = compared.table, task["options"]["delta"], task["options"]["level"]
+    levels, truths = sorted({*LEVELS, asked}), {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
+    prob, lfc, q = (table[name].to_numpy(dtype=np.float64) for name in ("prob_de", "lfc_mean", "q_value"))
+    is_de = table["is_de"].to_numpy(dtype=bool)
+
+    def called(level: float) -> np.ndarray:
+        return is_de if level == asked else q <= level
+
+    named = {**names, "method": REPORTED, "question": BEYOND_DELTA}
+    rows = [{**named, **row} for row in calls(called, truths[BEYOND_DELTA], levels, prob)]
+    effects = [{**named, **row} for row in by_size(size, called(asked), truth - lfc)]
+    as_tensor = torch.from_numpy
+    mae = measure(as_tensor(prob), as_tensor(lfc), as_tensor(truth), delta)["fdr_mae"]
+    covering, bins = covered(table, truth)
+    for name, answer in compared.rivals.items():
+        named = {**names, "method": name, "question": RIVALS[name].question}
+        rows += [{**named, **row} for row in calls(answer.called, truths[named["question"]], levels)]
+        effects += [{**named, **row} for row in by_size(size, answer.called(asked))]
+    overall = [{**names, "method": REPORTED, "fdr_mae": mae, "coverage": covering}]
     return {"rows": rows, "overall": overall, "effects": effects, "bins": [{**names, **row} for row in bins]}
 
 
-def calls(prob: Tensor, lfc: Tensor, changed: Tensor, levels: Sequence[float]) -> list[dict[str, Any]]:
+def calls(
+    called_at: Callable[[float], np.ndarray],
+    changed: np.ndarray,
+    levels: Sequence[float],
+    prob: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
     """The numbers of genes called at each level and of the false ones among them; an empty list has none.
 
-    Shapes: all ``(genes,)``.
+    `prob` are the probabilities by which a method states the FDR of its list; adjusted p-values state none. Shapes:
+    ``changed (genes,)`` bool, ``prob (genes,)``; `called_at` gives a mask ``(genes,)`` for a level.
     """
     n_true, rows = int(changed.sum()), []
     for level in levels:
-        called = discoveries(prob, level, ties=lfc.abs())
+        called = called_at(level)
         n, n_false = int(called.sum()), int((called & ~changed).sum())
+        stated = None if prob is None else float((1 - prob[called]).mean()) if n else 0.0
         rows.append(
             {
                 "level": level,
-                "n_genes": len(prob),
+                "n_genes": len(changed),
                 "n_true": n_true,
                 "n_called": n,
                 "n_false": n_false,
                 "fdp": n_false / max(n, 1),
                 "tpr": (n - n_false) / n_true if n_true else None,
-                "expected_fdr": (1 - prob[called]).mean().item() if n else 0.0,
+                "expected_fdr": stated,
             }
         )
     return rows
@@ -181,14 +244,19 @@ def covered(table: Any, truth: np.ndarray) -> tuple[float, list[dict[str, Any]]]
     return float(inside.mean()), bins
 
 
-def by_size(size: np.ndarray, truth: np.ndarray, lfc: np.ndarray, called: np.ndarray) -> list[dict[str, Any]]:
+def by_size(size: np.ndarray, called: np.ndarray, error: np.ndarray | None = None) -> list[dict[str, Any]]:
     """For each planted \\|LFC\\|: numbers of genes and of calls, and by how much estimates fall short of the truth.
 
-    Shapes: all ``(genes,)``.
+    `error` is the truth minus the estimate. Shapes: all ``(genes,)``.
     """
-    size, short = np.abs(size).round(6), np.sign(size) * (truth - lfc)
+    planted_size = np.abs(size).round(6)
     return [
-        {"size": float(s), "n": int(mask.sum()), "called": int(called[mask].sum()), "short": float(short[mask].mean())}
-        for s in np.unique(size)
-        for mask in [size == s]
+        {
+            "size": float(s),
+            "n": int(mask.sum()),
+            "called": int(called[mask].sum()),
+            "short": None if error is None else float((np.sign(size) * error)[mask].mean()),
+        }
+        for s in np.unique(planted_size)
+        for mask in [planted_size == s]
     ]
