@@ -104,7 +104,7 @@ def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples:
         SECOND,
         model=task["model"],
         device=task["device"],
-        **options | {"layer": None, "seed": task["analysis_seed"], "naive_bootstrap": True},
+        **options | {"layer": None, "clustered": False, "seed": task["analysis_seed"], "naive_bootstrap": True},
     )
 
 
