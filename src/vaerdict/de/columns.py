@@ -14,7 +14,7 @@ class TableColumn(NamedTuple):
 
     `title` is its heading on the page, empty where the page does not show it; `{a}` and `{b}` stand for the names of
     the groups. `kind` says how it prints: text, flag, lfc, prob or small. `extra` columns are shown on demand.
-    `stage` names what computes it: always there, or only with a model or the naive bootstrap.
+    `stage` names what computes it: always there, or only where it was asked for.
     """
 
     name: str
@@ -25,7 +25,7 @@ class TableColumn(NamedTuple):
     stage: str = ""
 
 
-MODEL, NAIVE, SYMBOLS = "model", "naive", "symbols"
+MODEL, SYMBOLS = "model", "symbols"
 """Stages whose columns are in the table only where they were asked for."""
 
 DE = (
@@ -57,11 +57,6 @@ DE = (
     TableColumn(
         "model_mean_b", "mean proportion in group_b by the model alone", "model mean in {b}", "small", True, MODEL
     ),
-    TableColumn("naive_lfc", "log2 fold change by a naive bootstrap of the counts", "naive LFC", "lfc", True, NAIVE),
-    TableColumn(
-        "naive_prob_de", "probability by that bootstrap that |LFC| >= delta", "naive P(DE)", "prob", True, NAIVE
-    ),
-    TableColumn("naive_is_de", "whether that bootstrap calls the gene", "naive called", "flag", True, NAIVE),
     TableColumn("q_value_contrast", "as q_value, in this contrast alone", "q within", "small", extra=True),
 )
 """The columns of de.csv, one row for each contrast and gene."""

@@ -55,9 +55,6 @@ class DEOptions:
     )
     keep_genes: tuple[str, ...] = option((), "Genes to compare whether or not they are among the most variable.")
     gene_symbols: str | None = option(None, "Column of var with the names that genes have in the table.")
-    naive_bootstrap: bool = option(
-        False, "Add the columns of a naive bootstrap of the counts, for comparison: it calls many genes falsely."
-    )
     check_model: bool = option(
         False,
         "Train a model and compare it with the counts: latents, model_* columns and predictive checks.",

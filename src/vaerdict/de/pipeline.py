@@ -154,7 +154,7 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
             tables.contrast_row(contrast, effect, table, options) | share
             for contrast, effect, table, share in zip(cells.contrasts, effects, called, shares, strict=True)
         ]
-        extra = _extra_columns(cells, model)
+        extra = model.columns if model is not None else [{} for _ in cells.contrasts]
         table = tables.frame(
             cells.contrasts, [a | b for a, b in zip(called, extra, strict=True)], cells.counts.genes, cells.counts.ids
         )
@@ -195,18 +195,6 @@ def _effects(cells: Analysis, counts: SideCounts, model: Any) -> tuple[list[Effe
         effects.append(Effect(lfc, torch.full_like(lfc[0], float(options.draws))))
         shares.append({"share_by_model": by_model, "share_contradicted": contradicted})
     return effects, shares
-
-
-def _extra_columns(cells: Analysis, model: Any) -> list[dict[str, Any]]:
-    """The columns of stages that run only where they are asked for."""
-    extra: list[dict[str, Any]] = [{} for _ in cells.contrasts]
-    if model is not None:
-        extra = [a | b for a, b in zip(extra, model.columns, strict=True)]
-    if cells.options.naive_bootstrap:
-        from vaerdict.de.naive import naive_columns
-
-        extra = [a | b for a, b in zip(extra, naive_columns(cells), strict=True)]
-    return extra
 
 
 def _digest(scvi: Any) -> str | None:
