@@ -93,7 +93,7 @@ def truth_check(
     """The genes whose truth is known, None without any; `truth` maps contrasts to genes to true LFCs."""
     parts = {c["name"]: _known(genes[c["name"]], truth[c["name"]]) for c in contrasts if c["name"] in truth}
     if len(parts) > 1:
-        parts[OVERALL] = KnownGenes(*map(torch.cat, zip(*parts.values(), strict=True)))
+        parts[OVERALL] = KnownGenes._make(map(torch.cat, zip(*parts.values(), strict=True)))
     return TruthCheck(parts, contrasts[0]["delta"], contrasts[0]["level"], interval) if parts else None
 
 
@@ -107,7 +107,7 @@ def _known(genes: Genes, truth: Mapping[str, float]) -> KnownGenes:
         return torch.tensor([float(genes[key][i] or 0) for i in rows], dtype=torch.float64)
 
     exact = torch.tensor([truth[genes["gene"][i]] for i in rows], dtype=torch.float64)
-    return KnownGenes(exact, *map(pick, numbers), pick("is_de") > 0)
+    return KnownGenes._make([exact, *map(pick, numbers), pick("is_de") > 0])
 
 
 # ------------------------------------------------------------------------------------------------------ messages
