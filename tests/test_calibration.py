@@ -333,6 +333,8 @@ def test_the_headline_has_the_rate_and_the_power():
         "towards no change, as the estimates are, and cover the true LFC for 60.0 % (se 1.00) of the genes that "
         "changed by 0.5 or more."
     )
+    none = summary.verdict(null, summary.spike_summary(rows(task.SPIKE, [0] * 10, [0] * 10)), strata, **asked)
+    assert "too few: no gene is called at an FDR of 5%, and 1 of 20 splits" in none["messages"][0]
     only = summary.verdict(null, [], [], **asked)
     assert only["messages"][0].startswith("Not resolved, because splits or calls are too few: 1 of 20 splits where")
     assert only["messages"][0].endswith("No change was planted, so that nothing is known about power.")

@@ -327,7 +327,7 @@ def _draw_shares(bands: Mapping[str, Band], strata: _Strata, up: str, stated: fl
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-    axes.set_ylim(top=101)
+    axes.set_ylim(0 if stated is None else None, 101)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
 

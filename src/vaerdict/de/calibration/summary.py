@@ -253,7 +253,10 @@ def verdict(
 def _headline(fdr: str, rows: Sequence[Row], sizes: Sequence[Row], level: float, delta: float) -> str:
     """The verdict in one line: what the FDR means here, and how many of the changed genes are found, by size."""
     null, planted = (next((row for row in rows if ("fdp" in row) == spike), None) for spike in (False, True))
-    rate = [] if planted is None else [f"an FDR of {level:.0%} means {_share(planted, 'fdp')} false here"]
+    rate = []
+    if planted is not None:
+        meaning = f"an FDR of {level:.0%} means {_share(planted, 'fdp')} false here"
+        rate = [meaning if planted["called"] else f"no gene is called at an FDR of {level:.0%}"]
     if null is not None:
         rate += [f"{null['splits_with_any']} of {null['splits']} splits where nothing changed have a discovery"]
     if planted is None or planted["tpr"] is None:
