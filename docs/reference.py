@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Your own model": ("from_vae", "from_scvi", "from_pyro", "from_sbi", "from_weights", "as_proposal", "JointPrior"),
     "Proposals": ("Normal", "Student", "SplineFlow", "Prior", "Mixture", "refine"),
     "Classifiers": ("SelectiveClassifier",),
-    "Differential expression": ("differential_expression", "DEResult", "calibrate", "Calibration"),
+    "Differential expression": ("differential_expression", "DEResult", "split_counts", "calibrate", "Calibration"),
     "Models and proposals as protocols": ("Model", "Proposal", "Draws", "Sobol", "seeded"),
     "Modules": (
         "estimators",

@@ -161,12 +161,17 @@ STAND_INS: dict[str, Callable[[], Any]] = {
 }
 """Names that a reader brings along."""
 
+LEIDEN = """sc.pp.neighbors(part)
+sc.tl.leiden(part, flavor="igraph", n_iterations=2)"""
+
 QUICK = {
     "vd.IWAE, vd.WW, vd.CHI]": "vd.IWAE, vd.WW, vd.CHI], settings=vd.Settings(n_particles=4, epochs=4)",
     "SelectiveClassifier(": "SelectiveClassifier(epochs=2, objectives=('VAE',), proposals=(), n_draws=50, ",
     "X[1200:]": "X[1200:1220]",
     "borrow=True": "borrow=True, objectives=('VAE',)",
     "splits=20, spikes=10": "splits=2, spikes=1, n_draws=50",
+    LEIDEN: "from sklearn.cluster import KMeans\n"
+    "part.obs['leiden'] = KMeans(3, random_state=0).fit_predict(part.obsm['X_pca']).astype(str)",
 }
 """Parts of snippets, and what makes them quick."""
 
@@ -189,6 +194,10 @@ def data_files(working_folder):
     with isolated(0):
         for name in ("counts.h5ad", "pbmc3k.h5ad", "big.h5ad"):
             cells().write_h5ad(name)
+        split = cells()
+        vd.split_counts(split)
+        split.obs["leiden"] = [str(i % 3) for i in range(split.n_obs)]
+        split.write_h5ad("split.h5ad")
     np.save("log_weights.npy", np.random.default_rng(0).normal(size=(200, 3)))
 
 
@@ -196,6 +205,8 @@ def data_files(working_folder):
 def test_python_of_a_page_runs_from_top_to_bottom(page, data_files, capsys):
     if "classif" in page.read_text():
         pytest.importorskip("sklearn")
+    if "import scanpy" in page.read_text():
+        pytest.importorskip("scanpy")
     runnable = [b for b in code_blocks(page) if b.language == "python" and not b.not_run]
     used = {name for name in STAND_INS if any(re.search(rf"\b{name}\b", block.code) for block in runnable)}
     names: dict[str, Any] = {"vd": vd, "torch": torch} | {name: STAND_INS[name]() for name in used}

@@ -22,6 +22,7 @@ from vaerdict.core import VaerdictError as VaerdictError
 from vaerdict.core import WeightError as WeightError
 from vaerdict.de import DEResult as DEResult
 from vaerdict.de import differential_expression as differential_expression
+from vaerdict.de import split_counts as split_counts
 from vaerdict.de.calibration import Calibration as Calibration
 from vaerdict.de.calibration import calibrate as calibrate
 from vaerdict.diagnostics import Verdict as Verdict

@@ -67,8 +67,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, scaling, gpu, million or "
-            "all."
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, clustered, scaling, gpu, "
+            "million or all."
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,

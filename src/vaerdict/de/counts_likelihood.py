@@ -1,10 +1,10 @@
-r"""The likelihood of every gene's log2 fold change given the counts alone, on a grid.
+r"""The likelihood of every gene's log2 fold change given the counts alone.
 
-Counts of two sides given their sum are binomial if they are Poisson, with log-odds :math:`\lambda \ln 2 + \ln(E_a /
-E_b)` for exposures E. Counts of cells and of samples are over-dispersed. Dividing the log-likelihood by the dispersion
-:math:`\phi` gives it the right width (quasi-likelihood), and a dispersion estimated with few degrees of freedom turns
-its deviance into that of Student's t. No logarithm of a count is taken: a gene unseen in a small group is weak
-evidence, in both directions alike.
+The counts of a side follow a negative binomial of mean :math:`\mu = E m`, for the exposure E of the side and its rate
+m, and variance :math:`\mu + a \mu^2`. At a fold change :math:`\lambda` the rates of the sides are :math:`2^\lambda m`
+and m; the m of highest likelihood solves a quadratic equation. What varies beyond divides the deviance
+(quasi-likelihood). No logarithm of a count is taken: a gene unseen in a small group is weak evidence, in both
+directions alike.
 
 Cells are exchangeable within a group, or within a group of a batch where batches are named; where samples are the
 replicates, samples are.
@@ -13,9 +13,9 @@ replicates, samples are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from scipy import stats
@@ -23,338 +23,372 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from vaerdict.core import SettingError
-from vaerdict.de.data import block_size, chunk_size
-from vaerdict.de.moderation import moderate
-from vaerdict.training.data import Rows
+from vaerdict.de.dispersion import Bins, Dispersion, dispersions, where_one
+from vaerdict.de.sums import GroupSums
 
-K = TypeVar("K")
+LOG2 = math.log(2)
 
-STEP = 0.05
-"""Step of the grid of fold changes, in log2 units."""
-
-_LARGEST = 16.0
+_LEAST_SPREAD = 1e-12
+_PER_BIN = 100  # genes that the variance between samples is estimated from
 _MOST_VARIANCE = 4.0  # between samples, of logarithms: a factor of seven is one standard deviation
-_ENOUGH = 3.0  # counts expected of a sample, over their dispersion: fewer hardly show how samples vary
-_FEWEST = 20  # genes that the variance between samples is estimated from
+_MULTIPLES = tuple(2.0**k for k in range(-4, 5))
+"""Variances between samples of a gene, in multiples of what is usual at its abundance."""
+
+_LEAST_VARIANCE = 1e-4
+_EM_STEPS = 100
+_SCORING_STEPS = 8
+_LARGEST_STEP = 1.0  # of a coefficient, on the natural logarithm
 
 
-class LfcLikelihood(NamedTuple):
-    """Log-likelihood of every gene's log2 fold change on a grid, with its mode and standard error.
+@dataclass(frozen=True, eq=False)
+class LfcLikelihood:
+    """Log-likelihood of every gene's log2 fold change, about its mode with a standard error.
 
-    Shapes: ``grid (r,)``, ``log_lik (genes, r)``, ``mode`` and ``error`` ``(genes,)``.
+    Shapes: ``at: (genes, r) -> (genes, r)``, ``mode`` and ``error`` ``(genes,)``.
     """
 
-    grid: Tensor
-    log_lik: Tensor
+    at: Callable[[Tensor], Tensor]
     mode: Tensor
     error: Tensor
 
 
-# ------------------------------------------------------------------------------------------------------- counts
-@dataclass(frozen=True, eq=False)
-class GroupProportions:
-    """Proportions of the genes in some cells: mean and variance between cells, mean of 1 / library, number of cells.
-
-    `seen` is the share of cells in which a gene is seen. Shapes: ``mean``, ``variance`` and ``seen`` ``(genes,)``.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    inverse_library: float
-    n_cells: int
-    seen: Tensor | None = None
-
-    @property
-    def exposure(self) -> float:
-        """Factor between a mean proportion and its equivalent counts."""
-        return self.n_cells / self.inverse_library
-
-    @property
-    def counts(self) -> Tensor:
-        """Equivalent counts of the mean proportions. Shapes: ``(genes,)``."""
-        return (self.mean * self.exposure).double()
-
-    @property
-    def dispersion(self) -> Tensor:
-        """Variance between cells over that of Poisson counts, at least one. Shapes: ``(genes,)``."""
-        poisson = self.mean * self.inverse_library
-        return torch.where(poisson > 0, self.variance / poisson.clamp_min(1e-300), 1.0).clamp_min(1.0).double()
-
-
-@torch.no_grad()
-def group_proportions(rows: Rows, n_genes: int, cells: Mapping[K, Tensor]) -> dict[K, GroupProportions]:
-    """Proportions of groups of cells, in one pass over the rows, whose first columns are genes.
-
-    Shapes: ``rows (all cells, p)``, ``cells (n,)`` each.
-    """
-    sums = {name: torch.zeros(3, n_genes, dtype=torch.float64) for name in cells}
-    inverse = dict.fromkeys(cells, 0.0)
-    inside = {name: torch.zeros(rows.n, dtype=torch.bool).index_fill_(0, group, True) for name, group in cells.items()}
-    size = max(1, min(block_size(rows.device), chunk_size(rows.device) // n_genes))
-    for block in torch.arange(rows.n).split(size):
-        x = rows.take(block)[:, :n_genes].double()
-        totals = x.sum(-1)
-        proportion = x / totals.unsqueeze(-1)
-        parts = (proportion, proportion.square(), (x > 0).double())
-        for name in cells:
-            mask = inside[name][block]
-            if mask.any():
-                weight = mask.to(x.device).double()
-                sums[name] += torch.stack([weight @ part for part in parts]).cpu()
-                inverse[name] += float(weight @ totals.reciprocal())
-    return {name: _proportions(sums[name], inverse[name], len(group)) for name, group in cells.items()}
-
-
-def _proportions(sums: Tensor, inverse: float, n: int) -> GroupProportions:
-    """From sums of proportions, of their squares and of cells in which genes are seen. Shapes: ``sums (3, genes)``."""
-    mean = sums[0] / n
-    variance = (sums[1] - n * mean.square()).clamp_min(0) / max(n - 1, 1)
-    return GroupProportions(mean, variance, inverse / n, n, sums[2] / n)
-
-
-# ----------------------------------------------------------------------------------------- cells as replicates
-def cells_likelihood(pairs: Sequence[tuple[GroupProportions, GroupProportions]]) -> LfcLikelihood:
-    r"""With cells as replicates, of the equivalent counts :math:`O_a` and :math:`O_b` of a gene given their sum,
-
-    .. math:: \log L(\lambda) = \tfrac{1}{\phi}\bigl(O_a \lambda \ln 2 - (O_a + O_b) \ln(E_a 2^\lambda + E_b)\bigr),
-
-    with :math:`\phi` the dispersion between the cells of both groups. `pairs` are group a and group b in each batch;
-    their log-likelihoods add up, so that differences between batches are no change. The dispersion of a group is that
-    of all its batches, and the degrees of freedom are Welch's: a small group estimates its own dispersion from few
-    cells, however many the other has.
-    """
-    sides = [_PooledDispersion.of(side) for side in zip(*pairs, strict=True)]
-    terms = [(a, b, _combined_dispersion([(sides[0].phi, a.counts), (sides[1].phi, b.counts)])) for a, b in pairs]
-    return _likelihood(_dispersed_terms(terms), _welch(*sides).unsqueeze(-1))
-
-
-class _PooledDispersion(NamedTuple):
-    """Dispersion of a group over all its batches, its counts and degrees of freedom. Shapes: ``(genes,)``."""
-
-    phi: Tensor
-    counts: Tensor
-    df: int
-
-    @classmethod
-    def of(cls, parts: Sequence[GroupProportions]) -> _PooledDispersion:
-        observed = sum(((p.n_cells - 1) * p.variance.double() for p in parts), torch.tensor(0.0))
-        poisson = sum(((p.n_cells - 1) * p.inverse_library * p.mean.double() for p in parts), torch.tensor(0.0))
-        phi = torch.where(poisson > 0, observed / poisson.clamp_min(1e-300), 1.0).clamp_min(1.0)
-        return cls(phi, torch.stack([p.counts for p in parts]).sum(0), sum(p.n_cells - 1 for p in parts))
-
-
-def _welch(a: _PooledDispersion, b: _PooledDispersion) -> Tensor:
-    """Degrees of freedom of a difference between sides of few degrees each. Shapes: ``-> (genes,)``."""
-    k_a, k_b = (side.phi / (side.counts + 0.5) for side in (a, b))
-    return (k_a + k_b).square() / (k_a.square() / max(1, a.df) + k_b.square() / max(1, b.df))
-
-
-def _combined_dispersion(sides: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    r"""From dispersions and counts :math:`\sum_i (\phi_i / O_i) / \sum_i (1 / O_i)`, or their mean if larger.
-
-    The first is right where dispersions differ. The second guards a gene that is seen in one cell of one group only: a
-    group without counts shows no dispersion. Shapes: ``-> (genes,)``.
-    """
-    phi, weight = torch.stack([phi for phi, _ in sides]), torch.stack([1 / (counts + 0.5) for _, counts in sides])
-    return torch.maximum((phi * weight).sum(0) / weight.sum(0), phi.mean(0))
-
-
-class _Term(NamedTuple):
-    """Counts of two sides that are compared given their sum, divided by their dispersion.
-
-    `log_ratio` is that of the exposures, to base 2; `mode` is about the likeliest fold change and `information` that of
-    its natural logarithm, both from one count more, shared by exposure so that it favours neither side.
-
-    Shapes: ``(genes,)``.
-    """
-
-    a: Tensor
-    b: Tensor
-    log_ratio: Tensor
-    mode: Tensor
-    information: Tensor
-
-    @classmethod
-    def of(cls, a: Tensor, b: Tensor, e_a: Tensor, e_b: Tensor, total: Tensor, phi: Tensor | float = 1.0) -> _Term:
-        """From counts over-dispersed by phi, with their exposures and the `total` exposure of all terms."""
-        more_a, more_b, log_ratio = a + e_a / total, b + e_b / total, (e_a / e_b).log2()
-        mode = more_a.log2() - more_b.log2() - log_ratio
-        return cls(a / phi, b / phi, log_ratio, mode, 1 / (phi * (1 / more_a + 1 / more_b)))
-
-    def log_lik(self, grid: Tensor) -> Tensor:
-        """Binomial given the sum. Shapes: ``grid (r,) -> (genes, r)``."""
-        odds = (self.log_ratio.unsqueeze(-1) + grid) * math.log(2)
-        return self.a.unsqueeze(-1) * odds - (self.a + self.b).unsqueeze(-1) * softplus(odds)
-
-
-def _dispersed_terms(pairs: Sequence[tuple[GroupProportions, GroupProportions, Tensor]]) -> list[_Term]:
-    """Pairs of groups of cells whose counts are over-dispersed by phi. Shapes: ``phi (genes,)``."""
-    exposure = [[torch.full_like(phi, side.exposure) for side in (a, b)] for a, b, phi in pairs]
-    total = sum((e for pair in exposure for e in pair), torch.tensor(0.0))
-    both = zip(pairs, exposure, strict=True)
-    return [_Term.of(a.counts, b.counts, e_a, e_b, total, phi) for (a, b, phi), (e_a, e_b) in both]
-
-
-def _likelihood(terms: Sequence[_Term], df: Tensor | float) -> LfcLikelihood:
-    """All terms together, with the deviance of Student's t on `df` degrees of freedom. Shapes: ``df (genes, 1)``."""
-    information = torch.stack([term.information for term in terms])
-    mode = (torch.stack([term.mode for term in terms]) * information).sum(0) / information.sum(0)
-    grid = grid_about(mode)
-    log_lik = sum((term.log_lik(grid) for term in terms), torch.tensor(0.0))
-    deviance = 2 * (log_lik.amax(-1, keepdim=True) - log_lik)
-    error = information.sum(0).rsqrt() / math.log(2)
-    return LfcLikelihood(grid, -0.5 * (df + 1) * torch.log1p(deviance / df), mode, error)
-
-
-def grid_about(mode: Tensor) -> Tensor:
-    """A grid about zero that reaches beyond all modes. Shapes: ``(genes,) -> (r,)``."""
-    n = math.ceil(min(_LARGEST, float(mode.abs().max()) + 4.0) / STEP)
-    return torch.arange(-n, n + 1, dtype=torch.float64) * STEP
-
-
-# --------------------------------------------------------------------------------------- samples as replicates
-Samples = Sequence[GroupProportions]
-"""The proportions of each sample of one side."""
-
-
-def samples_likelihood(batches: Sequence[tuple[Samples, Samples]]) -> LfcLikelihood:
-    r"""With samples as replicates: `batches` are the samples of group a and those of group b, in each batch.
-
-    The mean :math:`m_i` of a sample varies by its cells and between samples,
-
-    .. math:: \mathrm{var}(m_i) / m^2 = \psi \Bigl(\frac{\phi}{m E_i} + \alpha\Bigr),
-
-    with the dispersion :math:`\phi` between cells, a variance :math:`\alpha` common to all genes, at which the median
-    gene varies as expected, and a factor :math:`\psi` per gene, moderated across genes (`moderate`). Samples of many
-    cells count alike, those of few in proportion to their cells. The equivalent counts of a side follow from its
-    variance, and never exceed those of its cells alone.
-    """
-    sides = [_SideSamples.of(samples) for pair in batches for samples in pair]
-    df = sum(side.df for side in sides)
-    if df < 1:
-        raise SettingError("one sample per side and batch shows no variance between samples; leave batch_key out.")
-    alpha, psi, df = _sample_variance(lambda alpha: [side.deviations(alpha) for side in sides], df)
-    equivalent = [side.equivalent_counts(alpha, psi) for side in sides]
-    total = torch.stack([exposure for _, exposure in equivalent]).sum(0)
-    opposed = zip(equivalent[::2], equivalent[1::2], strict=True)
-    return _likelihood([_Term.of(a, b, e_a, e_b, total) for (a, e_a), (b, e_b) in opposed], df)
-
-
-def paired_likelihood(pairs: Sequence[tuple[GroupProportions, GroupProportions]]) -> LfcLikelihood:
-    r"""With samples as replicates that all have cells on both sides: `pairs` are both sides of each sample.
-
-    Fold changes vary from sample to sample: the counts of side a given the sum :math:`n_i` of a sample have variance
-    :math:`\psi (\phi\, v_i + \tau v_i^2)` with :math:`v_i = n_i \pi_i (1 - \pi_i)`, and :math:`\tau` and :math:`\psi`
-    take the places of :math:`\alpha` and :math:`\psi` in `samples_likelihood`.
-    """
-    if len(pairs) < 2:
-        raise SettingError("one sample shows no variance between samples; give at least two.")
-    phi = _PooledDispersion.of([side for pair in pairs for side in pair]).phi
-    terms = _dispersed_terms([(a, b, phi) for a, b in pairs])
-    pooled = _likelihood(terms, len(pairs))
-    lfc = pooled.grid[pooled.log_lik.argmax(-1)]
-    tau, psi, df = _sample_variance(lambda tau: [_residual(term, lfc, tau) for term in terms], len(pairs) - 1)
-    return _likelihood([_downweighted(term, lfc, tau, psi) for term in terms], df)
-
-
-class _Deviation(NamedTuple):
-    """Deviations between samples: their sum of squares over the expected one, and expected counts over dispersion.
+class SideCounts(NamedTuple):
+    """Counts of one side with their exposure, the spread a, the factor of their variance, and its degrees of freedom.
 
     Shapes: ``(genes,)`` each.
     """
 
-    squares: Tensor
-    expected: Tensor
-
-
-class _SampleVariance(NamedTuple):
-    """Variance between samples common to all genes, each gene's factor, and the degrees of freedom of the factor."""
-
-    variance: float
+    counts: Tensor
+    exposure: Tensor
+    spread: Tensor
     factor: Tensor
-    df: float
+    df: Tensor
+
+    @classmethod
+    def of(cls, cells: GroupSums, dispersion: Dispersion, informative: float = 1.0) -> SideCounts:
+        """Those of the cells of a group; the share `informative` is left of them by what covariates explain.
+
+        The variance is never taken to be below Poisson's.
+        """
+        exposure = (informative * cells.library).expand_as(cells.total)
+        spread = dispersion.trend * (cells.library_squares / cells.library.square() / informative)
+        counts = informative * cells.total
+        return cls(counts, exposure, spread, torch.maximum(dispersion.factor, 1 / (1 + counts * spread)), dispersion.df)
 
 
-def _sample_variance(deviations: Callable[[float], Sequence[_Deviation]], df: int) -> _SampleVariance:
-    """The variance at which the median of sufficiently seen genes deviates as a chi-square does; each gene's factor."""
-    expected = torch.stack([d.expected for d in deviations(0.0)]).amin(0)
-    # of rare genes, or tiny samples, the best there are: little evidence of variance does not make samples alike
-    enough = expected >= min(_ENOUGH, float(expected.topk(min(_FEWEST, len(expected))).values[-1]))
+Opposed = Sequence[tuple[SideCounts, SideCounts]]
+"""Both sides in each batch."""
 
-    def squares(variance: float) -> Tensor:
-        return torch.stack([d.squares for d in deviations(variance)]).sum(0)
 
-    target, low, high = float(stats.chi2.median(df)), 0.0, _MOST_VARIANCE
-    if float(squares(0.0)[enough].median()) <= target:
-        high = 0.0
-    for _ in range(40 if high else 0):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if float(squares(middle)[enough].median()) > target else (low, middle)
-    # genes of few counts show no variance of their own, and do not enter its moderation
-    ratio = squares(high) / df
-    moderated = moderate(torch.where(enough, ratio, 0.0), df)
-    factor = torch.where(enough, moderated.variance, torch.maximum(ratio, torch.ones_like(ratio)))
-    return _SampleVariance(high, factor, moderated.df)
+class _Deviance(NamedTuple):
+    """Deviance of fold changes over the dispersion, with its degrees of freedom. Shapes: ``(genes, r)`` each."""
+
+    value: Tensor
+    df: Tensor
+
+
+def _deviance(a: SideCounts, b: SideCounts, lfc: Tensor) -> _Deviance:
+    """Of two sides, at the rate of highest likelihood for each fold change. Shapes: ``lfc (genes, r)``.
+
+    Dispersion and degrees of freedom (Welch's) are those at this rate: a side without counts shows no dispersion of its
+    own, and where both rates were equal it would vary as it would then.
+    """
+    y_a, y_b, s_a, s_b = (part.unsqueeze(-1) for part in (a.counts, b.counts, a.spread, b.spread))
+    s_a, s_b = s_a.clamp_min(_LEAST_SPREAD), s_b.clamp_min(_LEAST_SPREAD)
+    e_a, e_b = a.exposure.unsqueeze(-1) * torch.exp2(lfc), b.exposure.unsqueeze(-1).expand_as(lfc)
+    square, linear = e_a * e_b * (s_a + s_b), y_a * s_b * e_b + y_b * s_a * e_a - e_a - e_b
+    root = (linear.square() + 4 * square * (y_a + y_b)).sqrt()
+    rate = torch.where(linear < 0, 2 * (y_a + y_b) / (root - linear), (linear + root) / (2 * square))
+    mu_a, mu_b = e_a * rate, e_b * rate
+    fitted = _negative_binomial(y_a, mu_a, s_a) + _negative_binomial(y_b, mu_b, s_b)
+    best = _negative_binomial(y_a, y_a, s_a) + _negative_binomial(y_b, y_b, s_b)
+    v_a, v_b = 1 / mu_a.clamp_min(1e-300) + s_a, 1 / mu_b.clamp_min(1e-300) + s_b
+    u_a, u_b = a.factor.unsqueeze(-1) * v_a, b.factor.unsqueeze(-1) * v_b
+    df = (u_a + u_b).square() / (u_a.square() / a.df.unsqueeze(-1) + u_b.square() / b.df.unsqueeze(-1))
+    return _Deviance(2 * (best - fitted).clamp_min(0) * (v_a + v_b) / (u_a + u_b), df)
+
+
+def _negative_binomial(y: Tensor, mu: Tensor, spread: Tensor) -> Tensor:
+    """Log-likelihood of the mean, up to a constant. Shapes: ``-> (genes, r)``."""
+    return torch.special.xlogy(y, mu) - (y + 1 / spread) * torch.log1p(spread * mu)
+
+
+def _mode(opposed: Opposed) -> tuple[Tensor, Tensor]:
+    """About the likeliest fold change, and its standard error, both from one count more in all.
+
+    The count is shared by exposure, so that it favours neither side. Shapes: ``(genes,)`` each.
+    """
+    every = torch.stack([side.exposure for pair in opposed for side in pair]).sum(0)
+    modes, precisions = [], []
+    for pair in opposed:
+        more = [side.counts + side.exposure / every for side in pair]
+        log = [(counts / side.exposure).log2() for counts, side in zip(more, pair, strict=True)]
+        variance = [side.factor * (1 / counts + side.spread) for counts, side in zip(more, pair, strict=True)]
+        modes.append(log[0] - log[1])
+        precisions.append(1 / (variance[0] + variance[1]))
+    precision = torch.stack(precisions)
+    return (torch.stack(modes) * precision).sum(0) / precision.sum(0), precision.sum(0).rsqrt() / LOG2
+
+
+# ----------------------------------------------------------------------------------------- cells as replicates
+def cells_likelihood(pairs: Sequence[tuple[GroupSums, GroupSums]], informative: float = 1.0) -> LfcLikelihood:
+    r"""With cells as replicates: `pairs` are group a and group b in each batch, whose deviances add up.
+
+    The dispersion of a group is that within all its batches, moderated (`vaerdict.de.dispersion`). With few degrees of
+    freedom :math:`\nu` the deviance D is that of Student's t, :math:`(\nu + 1) \ln(1 + D / \nu)`. `informative` is the
+    share of the information that covariates leave to the difference between the groups.
+    """
+    of_a, of_b = dispersions(list(zip(*pairs, strict=True)))
+    opposed = [(SideCounts.of(a, of_a, informative), SideCounts.of(b, of_b, informative)) for a, b in pairs]
+
+    def log_likelihood(lfc: Tensor) -> Tensor:
+        parts = [_deviance(a, b, lfc) for a, b in opposed]
+        df = torch.stack([part.df for part in parts]).sum(0)
+        deviance = torch.stack([part.value for part in parts]).sum(0)
+        return -0.5 * (df + 1) * torch.log1p((deviance - deviance.amin(-1, keepdim=True)) / df)
+
+    return LfcLikelihood(log_likelihood, *_mode(opposed))
+
+
+# --------------------------------------------------------------------------------------- samples as replicates
+@dataclass(frozen=True, eq=False)
+class SampleDesign:
+    """Samples of both sides: the number of each one's batch, whether it is on side a, and its covariates.
+
+    Shapes: ``batch (samples,)``, ``first (samples,)`` bool, ``covariates (samples, q)``.
+    """
+
+    batch: Tensor
+    first: Tensor
+    covariates: Tensor
+
+    @property
+    def sides(self) -> Tensor:
+        """A column for each side of each batch: batch 0 side a, batch 0 side b, and so on. Shapes: ``(samples, p)``."""
+        number = 2 * self.batch + (~self.first).long()
+        return torch.nn.functional.one_hot(number, 2 * (int(self.batch.max()) + 1)).double()
+
+    @property
+    def matrix(self) -> Tensor:
+        """All columns: sides and covariates. Shapes: ``-> (samples, p + q)``."""
+        return torch.cat([self.sides, self.covariates], -1)
+
+    def informative(self, weight: Tensor) -> Tensor:
+        """Share of the information on the fold change that covariates leave. Shapes: ``(samples, genes) -> (genes,)``."""
+        if not self.covariates.shape[1]:
+            return torch.ones(weight.shape[1], dtype=torch.float64)
+        batches = torch.nn.functional.one_hot(self.batch).double()
+        plain = torch.cat([self.first.double().unsqueeze(-1), batches], -1)
+        full = torch.cat([plain, self.covariates], -1)
+        error = [torch.linalg.inv(_information(design, weight))[:, 0, 0] for design in (plain, full)]
+        return (error[0] / error[1]).clamp(1e-6, 1.0)
+
+
+def _information(design: Tensor, weight: Tensor) -> Tensor:
+    """Shapes: ``(samples, p), (samples, genes) -> (genes, p, p)``."""
+    return torch.einsum("sp,sg,sq->gpq", design, weight, design)
+
+
+class _Fit(NamedTuple):
+    """Samples fitted at a variance between them: side rates, covariate effects, precisions, and their evidence.
+
+    Shapes: ``log_rate (genes, p)``, ``effect (samples, genes)``, ``weight (samples, genes)``, ``squares`` and
+    ``evidence`` ``(genes,)``.
+    """
+
+    log_rate: Tensor
+    effect: Tensor
+    weight: Tensor
+    squares: Tensor
+    evidence: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class _SideSamples:
-    """Samples of one side in one batch; `mean` is that of all their cells with half a count, and never zero.
-
-    Shapes: ``rate (samples, genes)``, ``exposure (samples, 1)``, ``mean`` and ``phi`` ``(genes,)``.
-    """
+class _Samples:
+    """Rates of samples with exposures that count their cells at their own dispersion, ``(samples, genes)`` each."""
 
     rate: Tensor
     exposure: Tensor
-    mean: Tensor
-    phi: Tensor
+    design: SampleDesign
 
     @classmethod
-    def of(cls, samples: Samples) -> _SideSamples:
-        rate = torch.stack([s.mean.double() for s in samples])
-        exposure = torch.tensor([s.exposure for s in samples], dtype=torch.float64).unsqueeze(-1)
-        mean = ((rate * exposure).sum(0) + 0.5) / exposure.sum()
-        return cls(rate, exposure, mean, _PooledDispersion.of(samples).phi)
+    def of(cls, samples: Sequence[GroupSums], design: SampleDesign) -> _Samples:
+        dispersion = torch.empty(len(samples), len(samples[0].total), dtype=torch.float64)
+        for first in (True, False):
+            side = [s for s, is_a in zip(samples, design.first.tolist(), strict=True) if is_a == first]
+            observed, poisson = torch.stack([s.deviations for s in side]).sum(0), torch.stack([s.total for s in side])
+            ratio = torch.where(poisson.sum(0) > 0, observed / poisson.sum(0).clamp_min(1e-300), 1.0)
+            dispersion[design.first == first] = ratio.clamp_min(1.0)
+        library = torch.stack([s.library for s in samples]).unsqueeze(-1)
+        return cls(torch.stack([s.rate for s in samples]), library / dispersion, design)
 
-    @property
-    def df(self) -> int:
-        return len(self.rate) - 1
+    def take(self, genes: Tensor) -> _Samples:
+        """Those of some genes."""
+        return _Samples(self.rate[:, genes], self.exposure[:, genes], self.design)
 
-    def precision(self, alpha: float) -> Tensor:
-        """Precision of each sample's mean, in units of the side's. Shapes: ``-> (samples, genes)``."""
-        return 1 / (self.phi / (self.mean * self.exposure) + alpha)
+    def fit(self, variance: Tensor) -> _Fit:
+        """Side rates and covariate effects by Fisher scoring, for variances between samples. Shapes: ``(genes,)``."""
+        design, sides = self.design.matrix, self.design.sides
+        counts, exposure = sides.T @ (self.rate * self.exposure), sides.T @ self.exposure
+        start = ((counts + 0.5) / exposure).log().T
+        beta = torch.cat([start, start.new_zeros(len(start), design.shape[1] - sides.shape[1])], -1)
+        for _ in range(_SCORING_STEPS if self.design.covariates.shape[1] else 2):
+            mean = (design @ beta.T).exp()
+            weight = 1 / (1 / (mean * self.exposure) + variance)
+            score = torch.einsum("sp,sg->gp", design, weight * (self.rate / mean - 1))
+            step = torch.linalg.solve(_information(design, weight), score.unsqueeze(-1)).squeeze(-1)
+            beta = beta + step.clamp(-_LARGEST_STEP, _LARGEST_STEP)
+        mean = (design @ beta.T).exp()
+        weight = 1 / (1 / (mean * self.exposure) + variance)
+        squares = (weight * (self.rate / mean - 1).square()).sum(0)
+        log_det = torch.linalg.slogdet(_information(design, weight)).logabsdet
+        p = sides.shape[1]
+        evidence = 0.5 * (weight.log().sum(0) - log_det - squares)
+        return _Fit(beta[:, :p], self.design.covariates @ beta[:, p:].T, weight, squares, evidence)
 
-    def centre(self, alpha: float) -> Tensor:
-        """The side's mean proportion, samples weighted by their precision. Shapes: ``-> (genes,)``."""
-        weight = self.precision(alpha)
-        return (weight * self.rate).sum(0) / weight.sum(0)
-
-    def deviations(self, alpha: float) -> _Deviation:
-        relative = (self.rate - self.centre(alpha)) / self.mean
-        expected = (self.mean * self.exposure / self.phi).amin(0)
-        return _Deviation((self.precision(alpha) * relative.square()).sum(0), expected)
-
-    def equivalent_counts(self, alpha: float, psi: Tensor) -> tuple[Tensor, Tensor]:
-        """Equivalent counts of the mean, and the exposure they were made at. Shapes: ``(genes,)`` each."""
-        precision = torch.minimum(self.precision(alpha).sum(0) / psi, self.precision(0.0).sum(0))
-        exposure = precision / self.mean
-        return self.centre(alpha) * exposure, exposure
+    def opposed(self, fit: _Fit, variance: Tensor) -> Opposed:
+        """Both sides in each batch as counts: samples of many cells count alike, those of few by their cells."""
+        informative, sides = self.design.informative(fit.weight), []
+        for p in range(fit.log_rate.shape[1]):
+            mine = self.design.sides[:, p] > 0
+            share = fit.weight[mine] / fit.weight[mine].sum(0)
+            exposure = informative / (share.square() / (self.exposure[mine] * fit.effect[mine].exp())).sum(0)
+            spread = variance * share.square().sum(0) / informative
+            one = torch.ones_like(exposure)
+            sides.append(SideCounts(fit.log_rate[:, p].exp() * exposure, exposure, spread, one, 1e6 * one))
+        return list(zip(sides[::2], sides[1::2], strict=True))
 
 
-def _residual(term: _Term, lfc: Tensor, tau: float) -> _Deviation:
-    """Deviation of a sample's counts on side a from those expected at a fold change. Shapes: ``lfc (genes,)``."""
-    share, v = _binomial(term, lfc)
-    squares = (term.a - (term.a + term.b) * share).square() / (v + tau * v.square()).clamp_min(1e-300)
-    return _Deviation(torch.where(v > 0, squares, 0.0), v)
+def samples_likelihood(samples: Sequence[GroupSums], design: SampleDesign) -> LfcLikelihood:
+    r"""With samples as replicates.
+
+    The rate of a sample varies by its cells and between samples, :math:`\mathrm{var}(m_i) / m^2 = 1 / (m E_i) +
+    \alpha_g`, with the exposure :math:`E_i` over the dispersion between its cells. The variance :math:`\alpha_g` of
+    a gene is a multiple of what is usual at its abundance; how often each multiple occurs is estimated from all
+    genes, and the likelihood of the fold change is the mixture over multiples, each weighted by how well it explains
+    the deviations of the gene's samples from their sides (and covariates).
+    """
+    units, df = _Samples.of(samples, design), len(samples) - design.matrix.shape[1]
+    if df < 1:
+        raise SettingError(
+            f"{len(samples)} samples with {design.matrix.shape[1]} coefficients leave no deviation between samples; "
+            "give more samples, or leave batch_key or covariates out."
+        )
+    bins = Bins.of((units.rate * units.exposure).mean(0).clamp_min(1e-9), _PER_BIN)
+    usual = _usual_variance(lambda genes, v: units.take(genes).fit(v).squares, bins, df)
+    fits, opposed = [], []
+    for multiple in _MULTIPLES:
+        variance = _LEAST_VARIANCE + multiple * usual
+        fits.append(units.fit(variance))
+        opposed.append(units.opposed(fits[-1], variance))
+
+    def component(k: int, lfc: Tensor) -> Tensor:
+        return -0.5 * torch.stack([_deviance(a, b, lfc).value for a, b in opposed[k]]).sum(0)
+
+    evidence = torch.stack([fit.evidence for fit in fits], -1)
+    return _mixed(evidence, bins, component, [_mode(pairs) for pairs in opposed])
 
 
-def _downweighted(term: _Term, lfc: Tensor, tau: float, psi: Tensor) -> _Term:
-    """The term with the weight that the variance between samples leaves it."""
-    scale = (1 / (psi * (1 + tau * _binomial(term, lfc)[1]))).clamp_max(1.0)
-    return term._replace(a=term.a * scale, b=term.b * scale, information=term.information * scale)
+def paired_likelihood(pairs: Sequence[tuple[GroupSums, GroupSums]]) -> LfcLikelihood:
+    r"""With samples as replicates that all have cells on both sides: `pairs` are both sides of each sample.
+
+    The counts of side a given the sum of a sample are binomial, over-dispersed between cells; fold changes vary from
+    sample to sample with a variance :math:`\tau_g` that takes the place of :math:`\alpha_g` in `samples_likelihood`.
+    """
+    if len(pairs) < 2:
+        raise SettingError("one sample shows no variance between samples; give at least two.")
+    terms, df = _binomial_terms(pairs), len(pairs) - 1
+    a, b, log_ratio = (torch.stack(part) for part in zip(*terms, strict=True))
+    lfc = _common_lfc(a, b, log_ratio)
+
+    def residual(tau: Tensor, genes: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        share = torch.sigmoid(log_ratio[:, genes] + lfc[genes] * LOG2)
+        v = ((a + b)[:, genes] * share * (1 - share)).clamp_min(1e-12)
+        weight = 1 / (1 / v + tau)
+        deviation = (a[:, genes] - (a + b)[:, genes] * share) / v
+        deviation = deviation - (weight * deviation).sum(0) / weight.sum(0)
+        return weight, (weight * deviation.square()).sum(0)
+
+    bins = Bins.of((a + b).mean(0).clamp_min(1e-9), _PER_BIN)
+    usual = _usual_variance(lambda genes, tau: residual(tau, genes)[1], bins, df)
+    scales, evidence, modes = [], [], []
+    for multiple in _MULTIPLES:
+        tau = _LEAST_VARIANCE + multiple * usual
+        weight, squares = residual(tau)
+        share = torch.sigmoid(log_ratio + lfc * LOG2)
+        v = (a + b) * share * (1 - share)
+        scales.append(1 / (1 + tau * v))
+        evidence.append(0.5 * (weight.log().sum(0) - weight.sum(0).log() - squares))
+        modes.append((lfc, (scales[-1] * v).sum(0).clamp_min(1e-3).rsqrt() / LOG2))
+
+    def component(k: int, grid: Tensor) -> Tensor:
+        odds = log_ratio.unsqueeze(-1) + grid * LOG2
+        terms = a.unsqueeze(-1) * odds - (a + b).unsqueeze(-1) * softplus(odds)
+        log_lik = (scales[k].unsqueeze(-1) * terms).sum(0)
+        return log_lik - log_lik.amax(-1, keepdim=True)
+
+    return _mixed(torch.stack(evidence, -1), bins, component, modes)
 
 
-def _binomial(term: _Term, lfc: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of side a at a fold change, and the variance of its counts. Shapes: ``(genes,)`` each."""
-    share = torch.sigmoid((term.log_ratio + lfc) * math.log(2))
-    return share, (term.a + term.b) * share * (1 - share)
+def _binomial_terms(pairs: Sequence[tuple[GroupSums, GroupSums]]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Counts of both sides over their dispersion between cells, and the log-ratio of exposures, for each sample."""
+    groups = [side for pair in pairs for side in pair]
+    observed, poisson = (
+        torch.stack([group.deviations for group in groups]).sum(0),
+        torch.stack([group.total for group in groups]).sum(0),
+    )
+    phi = torch.where(poisson > 0, observed / poisson.clamp_min(1e-300), 1.0).clamp_min(1.0)
+    return [(x.total / phi, y.total / phi, (x.library / y.library).log().expand_as(phi)) for x, y in pairs]
+
+
+def _common_lfc(a: Tensor, b: Tensor, log_ratio: Tensor) -> Tensor:
+    """The likeliest fold change common to all samples, with one count more in all. Shapes: ``-> (genes,)``."""
+    lfc = torch.zeros_like(a[0])
+    first = torch.sigmoid(log_ratio)
+    more = first.mean(0)
+    for _ in range(30):
+        share = torch.sigmoid(log_ratio + lfc * LOG2)
+        score = (a - (a + b) * share).sum(0) + (more - torch.sigmoid(log_ratio.mean(0) + lfc * LOG2))
+        information = ((a + b) * share * (1 - share)).sum(0) + 0.25
+        lfc = lfc + (score / information / LOG2).clamp(-_LARGEST_STEP, _LARGEST_STEP)
+    return lfc
+
+
+def _usual_variance(squares: Callable[[Tensor, Tensor], Tensor], bins: Bins, df: int) -> Tensor:
+    """In each class of genes the variance at which the median gene deviates as a chi-square. Shapes: ``(genes,)``."""
+    expected = float(stats.chi2.median(df))
+
+    def median(genes: Tensor) -> Callable[[float], float]:
+        return lambda v: float(squares(genes, torch.full((len(genes),), v, dtype=torch.float64)).median()) / expected
+
+    return bins.curve([where_one(median(genes), _MOST_VARIANCE) for genes in bins.genes])
+
+
+def _mixed(
+    evidence: Tensor,
+    bins: Bins,
+    component: Callable[[int, Tensor], Tensor],
+    modes: Sequence[tuple[Tensor, Tensor]],
+) -> LfcLikelihood:
+    """The likelihood over components whose shares are estimated in each class of genes. Shapes: ``(genes, k)``."""
+    scaled = (evidence - evidence.amax(-1, keepdim=True)).exp()
+    posterior = torch.empty_like(scaled)
+    for genes in bins.genes:
+        shares = torch.full((scaled.shape[1],), 1 / scaled.shape[1], dtype=torch.float64)
+        for _ in range(_EM_STEPS):
+            part = shares * scaled[genes]
+            part = part / part.sum(-1, keepdim=True)
+            shares = (part.sum(0) + 1 / scaled.shape[1]) / (len(genes) + 1)
+        posterior[genes] = part
+    log_weight = posterior.clamp_min(1e-300).log()
+    mode, error = (sum(p * m for p, m in zip(posterior.T, part, strict=True)) for part in zip(*modes, strict=True))
+
+    def log_likelihood(lfc: Tensor) -> Tensor:
+        total = torch.full_like(lfc, -math.inf)
+        for k, (_, width) in enumerate(modes):
+            total = torch.logaddexp(total, component(k, lfc) + (log_weight[:, k] - width.log()).unsqueeze(-1))
+        return total
+
+    assert isinstance(mode, Tensor)
+    assert isinstance(error, Tensor)
+    return LfcLikelihood(log_likelihood, mode, error)

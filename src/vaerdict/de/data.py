@@ -277,6 +277,16 @@ def from_matrix(matrix: Any, genes: list[str], cells: np.ndarray, selection: str
     return Counts(collected, genes, cells, totals, selection, digest)
 
 
+def count_blocks(adata: Any, layer: str | None, rows: np.ndarray, size: int) -> Iterator[Any]:
+    """Counts of all genes, `size` cells at a time and checked, at `rows` in rising order. Shapes: ``-> (size, genes)``.
+
+    Sparse rows of float64 without explicit zeros.
+    """
+    source, name = _source(adata, layer), f"layer {layer!r}" if layer else "X"
+    for start in range(0, len(rows), size):
+        yield _checked(_rows(source, rows[start : start + size]), name, adata)
+
+
 def _file_to_reread(adata: Any, source: Any) -> str | None:
     """The file to read rows from again, None where there is none or it is slow at that, as compressed columns are."""
     on_disk = getattr(adata, "isbacked", False) and not adata.is_view and getattr(source, "format", "csr") == "csr"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from vaerdict.core import SettingError
 
-_LARGEST_DF = 1e6  # of a prior that leaves the genes' variances no room
+LARGEST_DF = 1e6
+"""Degrees of freedom of a prior that leaves the genes' variances no room."""
 
 
 class Moderated(NamedTuple):
@@ -34,12 +35,12 @@ def moderate(variance: Tensor, df: int) -> Moderated:
         return Moderated(variance, float(df))
     e = positive.log() - float(special.digamma(half)) + math.log(half)
     excess = float(e.var()) - float(special.polygamma(1, half))
-    df0 = min(2 * _inverse_trigamma(excess), _LARGEST_DF) if excess > 0 else _LARGEST_DF
+    df0 = min(2 * inverse_trigamma(excess), LARGEST_DF) if excess > 0 else LARGEST_DF
     s0 = math.exp(float(e.mean()) + float(special.digamma(df0 / 2)) - math.log(df0 / 2))
     return Moderated((df0 * s0 + df * variance) / (df0 + df), df0 + df)
 
 
-def _inverse_trigamma(x: float) -> float:
+def inverse_trigamma(x: float) -> float:
     """The argument at which the trigamma function is x, by Newton's method on its reciprocal."""
     y = 0.5 + 1 / x
     for _ in range(50):

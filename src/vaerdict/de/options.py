@@ -42,6 +42,9 @@ class DEOptions:
     )
     batch_key: str | None = option(None, "Column of obs with batches: counts are compared within each of them.")
     layer: str | None = option(None, "Layer of raw counts; X by default.")
+    clustered: bool = option(
+        False, "The groups are clusters, found in one part of the counts (vd.split_counts): compare the other part."
+    )
     delta: float = option(0.5, "Least |log2 fold change| of a differentially expressed gene.")
     level: float = option(0.05, "Expected share of false discoveries, over all contrasts.", flag="--fdr")
     scale: str = option(
@@ -105,6 +108,11 @@ class DEOptions:
         """Refuse options about a model that would have no effect; `has_model` says that a fitted one is given."""
         from vaerdict.core import SettingError
 
+        if self.clustered and has_model:
+            raise SettingError(
+                "clustered=True with a fitted model: the model has seen the counts that the clusters were found in; "
+                "leave the model out."
+            )
         trained = self.trains_model and not has_model
         if self.objectives and not trained:
             raise SettingError(

@@ -20,6 +20,7 @@ from vaerdict.de.effects import ESTIMANDS, INTERVAL, Effect
 from vaerdict.de.options import DEOptions, Pair
 from vaerdict.de.result import DEResult, kept_draws
 from vaerdict.de.shrinkage import posterior_draws
+from vaerdict.de.splitting import cluster_warnings, with_testing_layer
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.de.verdict import verdict
 from vaerdict.engines import Engine, started
@@ -97,7 +98,7 @@ def differential_expression(
     >>> result.report("de")  # doctest: +SKIP
     """
     adata = data.open_data(adata) if isinstance(adata, (str, Path)) else adata
-    settings = DEOptions(groupby=groupby, **options)
+    settings = with_testing_layer(adata, DEOptions(groupby=groupby, **options))
     settings.check_training(has_model=model is not None)
     check_folder(out, "de")
     scvi, model_name = None, None
@@ -218,7 +219,8 @@ def _warnings(cells: Analysis) -> list[str]:
     columns = {options.groupby: labels.group, options.within: labels.within}
     missing = {key: sum(label is None for label in values) for key, values in columns.items() if values is not None}
     lost = [f"{n} cells have no {key} and were not compared." for key, n in missing.items() if n]
-    return [*lost, *cells.counts.warnings, *cells.warnings]
+    clusters = [] if options.clustered else cluster_warnings(options.groupby, labels.group)
+    return [*lost, *clusters, *cells.counts.warnings, *cells.warnings]
 
 
 class _Timer:

@@ -23,6 +23,7 @@ BENCHMARKS = (
     "de",
     "de-methods",
     "borrow",
+    "clustered",
     "scaling",
     "gpu",
     "million",
@@ -99,5 +100,5 @@ def _peers(module: Any) -> dict[str, str]:
     return {p: metadata.version(_DISTRIBUTIONS.get(p, p)) for p in packages if find_spec(p) is not None}
 
 
-_DISTRIBUTIONS = {"scvi": "scvi-tools"}
+_DISTRIBUTIONS = {"scvi": "scvi-tools", "sklearn": "scikit-learn"}
 """Distributions whose name differs from that of their package."""

@@ -29,6 +29,7 @@ _TITLES = {
     "de": "Differential expression under one fitted scvi-tools model: our model stage against its importance mode",
     "de-methods": "Methods of differential expression on the same cells: nothing changed, and changes planted",
     "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
+    "clustered": "Clusters as groups: genes called, with and without splitting the counts first",
     "scaling": "Cost as a function of size",
     "gpu": "The paper's grids as stacks on one device",
     "million": "Training and the model stage of differential expression on many simulated cells",
@@ -51,6 +52,13 @@ _NOTES = {
     "Fold changes: draws from which a gene's probability is computed. scvi-tools compares single cells and is scored "
     "against fold changes of proportions; of ours only `pair` compares single cells too. k-hat and ESS are of the "
     "encoder of scvi-tools, or our refinement of it.",
+    "clustered": "Cells are clustered by k-means on principal components of the counts (4 clusters of one kind, the "
+    "two largest of which are compared, and 2 of two kinds), or of one part of the counts where they are split. "
+    "Permuted: each gene on its own, between cells of similar library size; every call is false, as in "
+    "simulated cells of one kind. Cells of one type as they are may differ in truth, so that calls need not be false. "
+    "Correlation: of the two parts of a gene's counts within a kind, of the changed genes where kinds differ. Found "
+    "and other calls: against the simulated changes; of real types against the calls between these types with all "
+    "counts, so that other calls need not be false. Wilcoxon: scanpy, adjusted p below 5 % and |LFC| at least 0.5.",
     "scaling": "CPU seconds of one thread, medians; exponents are least squares of log seconds on log size over sizes "
     "a factor of two apart, with their standard error.",
 }
@@ -120,6 +128,19 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("error_se", "its se", 3),
         Column("by_model", "by the model, %", 0, 100),
         Column("datasets", "data sets"),
+    ),
+    "clustered": (
+        Column("data", "cells"),
+        Column("differs", "what differs"),
+        Column("method", "groups and counts tested"),
+        Column("any", "runs with a call, %", 0, 100),
+        Column("calls", "calls per run", 1),
+        Column("calls_se", "its se", 1),
+        Column("correlation", "correlation of parts", 3, signed=True),
+        Column("purity", "cells of one kind, %", 0, 100),
+        Column("tpr", "changes found, %", 0, 100),
+        Column("fdp", "other calls, %", 0, 100),
+        Column("seeds", "runs"),
     ),
     "scaling": (
         Column("case", "task"),
@@ -230,6 +251,20 @@ def _of_borrow(result: Row) -> Iterator[str]:
         yield f"With {labelled} labelled cells per type, simulated, at an FDR of 5%: {', and '.join(parts)}."
 
 
+def _of_clustered(result: Row) -> Iterator[str]:
+    """Runs with a false call where nothing differs, in which every call is false."""
+    rows = [row for row in result["rows"] if row["differs"] == "nothing"]
+    n = sum(row["seeds"] for row in rows if row["method"] == rows[0]["method"]) if rows else 0
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        wrong = round(sum(row["any"] * row["seeds"] for row in own))
+        calls = sum(row["calls"] * row["seeds"] for row in own) / n
+        yield (
+            f"Clusters of cells that do not differ, {method}: a gene is called in {wrong} of {n} runs, {calls:.2f} per "
+            "run."
+        )
+
+
 def _of_verdicts(result: Row) -> Iterator[str]:
     for row in result["rows"]:
         if row["target"] == "all":
@@ -243,6 +278,7 @@ _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "verdicts": _of_verdicts,
     "de-methods": de_methods.sentences,
     "borrow": _of_borrow,
+    "clustered": _of_clustered,
     "million": _of_million,
     "against": _of_against,
 }

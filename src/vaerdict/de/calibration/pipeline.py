@@ -21,6 +21,7 @@ from vaerdict.de.calibration.task import NULL, SPIKE, split_work
 from vaerdict.de.contrasts import FEWEST_CELLS, FEWEST_SAMPLES
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.de.rivals import check_rivals
+from vaerdict.de.splitting import with_testing_layer
 from vaerdict.engines import Engine
 from vaerdict.io import check_folder, manifest, replacing, write_json
 from vaerdict.optional import require
@@ -148,6 +149,7 @@ def calibrate(
     analysis = DEOptions(groupby=groupby, **{name: value for name, value in options.items() if name not in names})
     _check(how, analysis)
     analysis.check_training(has_model=model is not None)
+    analysis = with_testing_layer(adata, analysis)
     check_folder(out, "calibrate")
     labels = inputs.labels(adata, how, analysis)
     chosen = inputs.groups_to_split(labels[groupby], groups, groupby)

@@ -114,7 +114,7 @@ def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples:
         SECOND,
         model=task["model"],
         device=task["device"],
-        **options | {"layer": None, "seed": task["analysis_seed"]},
+        **options | {"layer": None, "clustered": False, "seed": task["analysis_seed"]},
     )
     place = {name: i for i, name in enumerate(gene_names(cells, options["gene_symbols"], []))}
     genes = np.array([place[gene] for gene in result.table["gene"]])

@@ -1,0 +1,223 @@
+r"""How much counts of cells vary beyond Poisson, moderated across genes by empirical Bayes.
+
+Within a group the counts of cell i vary by
+
+.. math:: \mathrm{var}(x_i) = \psi_g\,(\mu_i + \alpha\, \mu_i^2), \qquad \mu_i = m_g N_i,
+
+with :math:`\alpha` a function of abundance alone (the trend) and a factor :math:`\psi_g` per gene and group. The factor
+is estimated from the squared deviations and moved towards those of genes of like abundance, with as many degrees of
+freedom as these genes agree (Smyth, 2004; Lun, Chen and Smyth, 2016). How much an estimate varies by chance follows no
+chi-square where counts are few or skewed: it is simulated, from counts of the trend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import special
+from torch import Tensor
+
+from vaerdict.de.moderation import LARGEST_DF, inverse_trigamma
+from vaerdict.de.sums import GroupSums
+
+_PER_BIN = 150  # genes that a point of a trend is estimated from
+_MOST_BINS = 20
+_LARGEST = 20.0  # of the trend: more than a thousandfold between cells
+_SIMULATED, _CELLS = 200, 200  # genes and cells at most of a simulation
+_MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the trend, that genes are simulated with
+_SEED = 5
+_STEPS = 25
+
+
+class Dispersion(NamedTuple):
+    """The trend and the moderated factor of a group, with its degrees of freedom. Shapes: ``(genes,)`` each."""
+
+    trend: Tensor
+    factor: Tensor
+    df: Tensor
+
+
+class Bins(NamedTuple):
+    """Genes in classes of like abundance, and the log-abundance of each class. Shapes: ``genes (n,)`` each."""
+
+    log_abundance: Tensor
+    genes: Sequence[Tensor]
+    centres: Sequence[float]
+
+    @classmethod
+    def of(cls, abundance: Tensor, per_bin: int = _PER_BIN) -> Bins:
+        """Classes of equal numbers of genes."""
+        n = max(1, min(_MOST_BINS, len(abundance) // per_bin))
+        log, genes = abundance.log(), torch.tensor_split(abundance.argsort(stable=True), n)
+        return cls(log, genes, [float(log[part].median()) for part in genes])
+
+    def curve(self, values: Sequence[float]) -> Tensor:
+        """A value per class, interpolated to every gene. Shapes: ``-> (genes,)``."""
+        return torch.from_numpy(np.interp(self.log_abundance.numpy(), self.centres, values))
+
+
+Batches = Sequence[GroupSums]
+"""The cells of one group in each batch."""
+
+
+def dispersions(groups: Sequence[Batches]) -> list[Dispersion]:
+    """The dispersion of each of two groups within its batches, with one trend for both."""
+    abundance = torch.stack([_per_cell(group) for group in groups]).mean(0).clamp_min(1e-9)
+    trend = _trend(groups, Bins.of(abundance))
+    return _moderated([_Logs.of(group, trend) for group in groups], trend)
+
+
+def _n_cells(group: Batches) -> int:
+    return sum(part.n_cells for part in group)
+
+
+def _per_cell(group: Batches) -> Tensor:
+    return torch.stack([part.total for part in group]).sum(0) / _n_cells(group)
+
+
+def _factors(group: Batches, trend: Tensor) -> Tensor:
+    """Squared deviations over those that the trend expects, one where nothing is seen. Shapes: ``-> (genes,)``."""
+    observed = torch.stack([part.deviations for part in group]).sum(0)
+    expected = torch.stack([part.total + trend * part.rate.square() * part.library_squares for part in group]).sum(0)
+    return torch.where(expected > 0, observed / expected.clamp_min(1e-300), 1.0)
+
+
+def _trend(groups: Sequence[Batches], bins: Bins) -> Tensor:
+    """In each class of genes the value at which the median factor is one. Shapes: ``-> (genes,)``."""
+    values = []
+    for genes in bins.genes:
+        parts = [[part.take(genes) for part in group] for group in groups]
+        seen = torch.cat([_per_cell(group) > 0 for group in parts])
+
+        def median(value: float, parts: Sequence[Batches] = parts, seen: Tensor = seen) -> float:
+            trend = torch.full((len(parts[0][0].total),), value, dtype=torch.float64)
+            return float(torch.cat([_factors(group, trend) for group in parts])[seen].median())
+
+        values.append(where_one(median, _LARGEST) if seen.any() else 0.0)
+    return bins.curve(values)
+
+
+def where_one(function: Callable[[float], float], largest: float) -> float:
+    """Where a falling function is one, by bisection up to `largest`; zero where it is below one from the start."""
+    low, high = 0.0, largest
+    if function(0.0) <= 1:
+        return 0.0
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if function(middle) > 1 else (low, middle)
+    return high
+
+
+class _Chance(NamedTuple):
+    """Mean and variance, by chance, of the logarithm of each factor over its true value. Shapes: ``(genes,)`` each."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+def _by_chance(bins: Bins, log_factor: Tensor, trend: Tensor, group: Batches) -> _Chance:
+    """Of genes like those of each class whose dispersion is a multiple of the trend, as the factor at hand suggests.
+
+    They are simulated in at most `_CELLS` cells, with libraries that vary as the group's; both shrink in proportion to
+    the number of cells. Shapes: ``log_factor (genes,)``.
+    """
+    rng, n_cells = np.random.default_rng(_SEED), _n_cells(group)
+    n = min(n_cells, _CELLS)
+    size = rng.lognormal(0.0, math.sqrt(math.log1p(_library_variation(group))), n)
+    size /= size.mean()
+    mean, variance = torch.zeros_like(log_factor), torch.full_like(log_factor, 1e-6)
+    for genes in bins.genes:
+        alpha, per_cell = max(1e-3, float(trend[genes].median())), float(bins.log_abundance[genes].median().exp())
+        simulated = [_simulated(rng, size, per_cell, alpha, multiple) for multiple in _MULTIPLES]
+        shown, offset, spread = np.array([row for row in simulated if row is not None]).reshape(-1, 3).T
+        if len(shown):
+            order, at = np.argsort(shown), log_factor[genes].numpy()
+            mean[genes] = torch.from_numpy(np.interp(at, shown[order], offset[order])) * n / n_cells
+            variance[genes] = torch.from_numpy(np.interp(at, shown[order], spread[order])) * n / n_cells
+    return _Chance(mean, variance.clamp_min(1e-6))
+
+
+def _simulated(
+    rng: np.random.Generator, size: np.ndarray, per_cell: float, alpha: float, multiple: float
+) -> tuple[float, float, float] | None:
+    """Mean of the logarithm of a factor, its offset from the true one, and its variance, at a multiple of the trend."""
+    rates = per_cell * rng.gamma(1 / (alpha * multiple), alpha * multiple, (len(size), _SIMULATED))
+    x = torch.from_numpy(rng.poisson(size[:, None] * rates)).double()
+    factor = _factors([_sums(x, torch.from_numpy(size))], torch.full((_SIMULATED,), alpha, dtype=torch.float64))
+    log, mu = factor[factor > 0].log(), per_cell * size
+    true = math.log((mu + alpha * multiple * mu**2).sum() / (mu + alpha * mu**2).sum())
+    return None if len(log) < 2 else (float(log.mean()), float(log.mean()) - true, float(log.var()))
+
+
+def _library_variation(group: Batches) -> float:
+    """Squared coefficient of variation of the libraries within batches."""
+    shares = [float((p.n_cells * p.library_squares / p.library.square()).mean()) * p.n_cells for p in group]
+    return max(1e-6, sum(shares) / _n_cells(group) - 1)
+
+
+def _sums(x: Tensor, library: Tensor) -> GroupSums:
+    """The sums of dense counts. Shapes: ``x (cells, genes)``, ``library (cells,)``."""
+    cross, seen = (x * library.unsqueeze(-1)).sum(0), (x > 0).double().sum(0)
+    return GroupSums(x.sum(0), x.square().sum(0), cross, seen, library.sum(), library.square().sum(), len(x))
+
+
+class _Logs(NamedTuple):
+    """Logarithms of the factors of a group about the curve of their mean, with the variance that chance gives them.
+
+    Shapes: ``(genes,)`` each; the variance is infinite where a factor cannot be seen.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, group: Batches, trend: Tensor) -> _Logs:
+        bins = Bins.of(_per_cell(group).clamp_min(1e-6))
+        factor = _factors(group, trend)
+        shown = (factor > 1e-12) & (_per_cell(group) > 0)
+        log = torch.where(shown, factor, 1.0).log()
+        chance = _by_chance(bins, log, trend, group)
+        log = log - chance.mean
+        classes = [genes[shown[genes]] for genes in bins.genes]
+        mean = bins.curve([float(log[genes].mean()) if len(genes) else 0.0 for genes in classes])
+        return cls(mean, torch.where(shown, log - mean, 0.0), torch.where(shown, chance.variance, math.inf))
+
+
+def _moderated(groups: Sequence[_Logs], trend: Tensor) -> list[Dispersion]:
+    """The factors of two groups, moved towards those of genes of like abundance and towards each other.
+
+    Deviations have a variance V over genes, and a covariance C between the groups, in which chance has no part: a gene
+    that varies much in one group does so in the other as far as the genes at large do.
+    """
+    a, b = groups
+    shown = [log.variance < math.inf for log in groups]
+    excess = [float((log.deviation.square() - log.variance)[s].mean()) for log, s in zip(groups, shown, strict=True)]
+    variance = max(1e-6, sum(excess) / 2) if all(s.any() for s in shown) else 1e-6
+    both = shown[0] & shown[1]
+    covariance = float((a.deviation * b.deviation)[both].mean()) if both.any() else 0.0
+    covariance = min(max(0.0, covariance), (1 - 1e-6) * variance)
+    return [_posterior(own, other, variance, covariance, trend) for own, other in ((a, b), (b, a))]
+
+
+def _posterior(own: _Logs, other: _Logs, variance: float, covariance: float, trend: Tensor) -> Dispersion:
+    """The factor of one group given the deviations of both."""
+    precision, p_other = 1 / own.variance, 1 / other.variance
+    # normal, two observations: first the other group, then the own
+    gain = covariance * p_other / (1 + variance * p_other)
+    mean, left = gain * other.deviation, variance - covariance * gain
+    gain = left * precision / (1 + left * precision)
+    mean, left = mean + gain * (own.deviation - mean), left * (1 - gain)
+    df = _df_of(left)
+    return Dispersion(trend, (own.mean + mean + torch.special.digamma(df / 2) - (df / 2).log()).exp(), df)
+
+
+def _df_of(variance: Tensor) -> Tensor:
+    """Degrees of freedom of a chi-square whose logarithm has this variance. Shapes: ``(genes,) -> (genes,)``."""
+    at = np.geomspace(1e-6, 10.0, 200)
+    df = np.array([2 * inverse_trigamma(float(v)) for v in at])
+    return torch.from_numpy(np.exp(np.interp(variance.clamp(1e-6, 10).log().numpy(), np.log(at), np.log(df))))
