@@ -18,6 +18,7 @@ from typing import Any
 
 import vaerdict as vd
 from vaerdict.de import columns
+from vaerdict.de.calibration.strata import STRATA
 from vaerdict.de.columns import column_table
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.inference import sampling, search
@@ -106,6 +107,7 @@ def blocks() -> dict[str, dict[str, str]]:
             "calibrate-options": _escaped(option_table(CalibrateOptions)),
             "columns": _escaped(column_table(columns.DE)),
             "calibrate-columns": _escaped(column_table(columns.CALIBRATE)),
+            "calibrate-strata": _escaped(column_table(STRATA)),
         },
         "classify.md": {"scores": _scores()},
         "index.md": {"extras": _extras()},

@@ -14,7 +14,7 @@ from vaerdict.de.verdict import verdict
 LEVEL, DELTA = 0.05, 0.5
 COLUMNS = [
     "contrast", "group_a", "group_b", "gene", "lfc_mean", "lfc_median", "lfc_low", "lfc_high", "prob_de", "prob_up",
-    "prob_down", "q_value", "is_de", "mcse", "mean_a", "mean_b", "naive_lfc", "naive_prob_de", "naive_is_de",
+    "prob_down", "q_value", "is_de", "mcse", "mean_a", "mean_b",
 ]  # fmt: skip
 Rows = list[dict[str, Any]]
 NAMES = ("B cells vs CD14+ Monocytes", "B cells vs rest", "NK cells vs rest")
@@ -42,12 +42,10 @@ def gene_rows(contrast: str, genes: list[str], rng: np.random.Generator) -> tupl
     order = np.argsort(-prob, kind="stable")
     q = np.empty(n)
     q[order] = np.cumsum(1 - prob[order]) / np.arange(1, n + 1)
-    naive = mean + 0.4 * rng.normal(size=n)
-    naive_prob = np.clip(np.abs(naive) / 2, 0, 1)
     low, median, high = np.quantile(draws, [0.025, 0.5, 0.975], axis=0)
     columns = (
         mean, median, low, high, prob, up, down, q, q <= LEVEL, np.sqrt(prob * (1 - prob) / 400),
-        base * 2 ** (mean / 2), base * 2 ** (-mean / 2), naive, naive_prob, naive_prob > 0.95,
+        base * 2 ** (mean / 2), base * 2 ** (-mean / 2),
     )  # fmt: skip
     rows = [
         dict(zip(COLUMNS, (contrast, *groups_of(contrast), gene, *values), strict=True))

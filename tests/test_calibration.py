@@ -18,6 +18,17 @@ from test_de_pipeline import simulated
 from vaerdict.core import DataError, SettingError
 from vaerdict.de.calibration import calibrate, inputs, summary, task
 from vaerdict.de.calibration.halves import PATTERN, deal, kept_shares, planted, sample_splits, thinned, true_lfc
+from vaerdict.de.calibration.strata import (
+    ALL,
+    CHANGED,
+    EXPRESSION,
+    MEASURES,
+    SIZE,
+    STRATA,
+    Intervals,
+    by_stratum,
+    stratify,
+)
 from vaerdict.de.metrics import measure
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, Comparison, rival_answers
@@ -110,34 +121,42 @@ def test_thinning_keeps_counts_and_their_share(rng):
         assert_mean(ratio, 0.4, rate=1e-6)
 
 
-def test_truth_of_cells_of_one_kind_is_what_was_planted():
-    counts = sparse.csr_matrix(np.tile([10.0, 20.0, 30.0, 40.0, 50.0, 0.0], (4, 1)))
+def test_truth_is_what_was_planted_relative_to_genes_without_a_change():
+    counts = sparse.csr_matrix(np.tile([10.0, 20.0, 30.0, 40.0, 50.0, 0.0], (4, 1)) * np.array([[1], [2], [1], [5]]))
     lfc = np.array([1.0, -2.0, 0.0, 0.0, 0.0, 1.0])
     kept = kept_shares(lfc)
-    centred = true_lfc(counts, kept, None, centred=True)
-    shift = math.log2(135 / 145)  # molecules left in the first half over those left in the second, turned round
-    share = true_lfc(counts, kept, None, centred=False)
-    assert share[:5] == pytest.approx(lfc[:5] - math.log2(135 / 145))
-    assert share[5] == 0  # never seen: changed in nothing
-    assert centred == pytest.approx(share - np.median(share))
-    assert centred[2] == pytest.approx(0)
     owners = np.array(["s", "s", "t", "t"], dtype=object)
-    assert true_lfc(counts, kept, owners, centred=True) == pytest.approx(centred)
-    assert shift < 0
+    for samples in (None, owners):
+        centred = true_lfc(counts, kept, samples, centred=True)
+        proportion = true_lfc(counts, kept, samples, centred=False)
+        assert centred[:5] == pytest.approx(lfc[:5])
+        # molecules left in the second half over those left in the first
+        assert proportion[:5] == pytest.approx(lfc[:5] + math.log2(145 / 135))
+        assert centred[5] == proportion[5] == 0  # never seen: changed in nothing
 
 
-def test_truth_is_where_proportions_of_thinned_cells_go(rng):
+def test_truth_of_samples_is_their_mean():
+    counts = sparse.csr_matrix(np.array([[10.0, 10.0], [30.0, 10.0], [0.0, 0.0], [5.0, 35.0]]))
+    kept = kept_shares(np.array([1.0, 0.0]))
+    owners = np.array(["s", "s", "empty", "t"], dtype=object)
+    left = {"s": (40, 60), "t": (37.5, 40)}  # molecules in the second and the first half
+    assert true_lfc(counts, kept, None, centred=False)[1] == pytest.approx(math.log2(77.5 / 100))
+    each = [math.log2(second / first) for second, first in left.values()]
+    assert true_lfc(counts, kept, owners, centred=False)[1] == pytest.approx(np.mean(each))
+
+
+def test_truth_is_where_rates_of_thinned_cells_go(rng):
     n = 4000
     rate = np.exp(rng.normal(1.0, 0.7, size=(1, 20))) * np.exp(rng.normal(0, 0.6, size=(n, 20)))
     x = sparse.csr_matrix(rng.poisson(rate).astype(np.float64))
     kept = kept_shares(planted(np.arange(20.0), 0.5, rng))
     truth = torch.from_numpy(true_lfc(x, kept, None, centred=False))
-    shares = []
-    for side in (0, 1):
-        y = thinned(x, np.full(n, side), kept, rng).toarray()
-        shares.append(torch.from_numpy(y / np.maximum(y.sum(1, keepdims=True), 1)))
-    lfc = shares[0].mean(0).log2() - shares[1].mean(0).log2()
-    error = sum(s.var(0) / n / s.mean(0).square() for s in shares).sqrt() / math.log(2)
+    halves = [torch.from_numpy(thinned(x, np.full(n, side), kept, rng).toarray()) for side in (0, 1)]
+    rates = [y.sum(0) / y.sum() for y in halves]
+    lfc = rates[0].log2() - rates[1].log2()
+    # of the ratio of sums, by its linearisation
+    residuals = [(y - m * y.sum(1, keepdim=True)) / (m * y.sum(1).mean()) for y, m in zip(halves, rates, strict=True)]
+    error = sum(r.var(0) / n for r in residuals).sqrt() / math.log(2)
     assert_within(lfc, truth, error, rate=1e-6)
     with pytest.raises(AssertionError, match="standard errors"):
         assert_within(lfc, truth + 0.3, error, rate=1e-6)
@@ -162,23 +181,61 @@ def test_calls_and_what_is_false_of_them():
     assert measure(prob, lfc, changed.double(), 0.5)["fdr_mae"] == pytest.approx(expected)
 
 
-def test_coverage_in_all_and_by_expression():
-    table = pd.DataFrame(
-        {"lfc_low": -1.0, "lfc_high": 1.0, "mean_a": np.arange(10.0), "mean_b": np.arange(10.0)}, index=range(10)
-    )
-    truth = np.array([0, 2, 0, 0, 0, 0, 0, 0, -3, 4.0])
-    share, bins = task.covered(table, truth)
-    assert share == pytest.approx(0.7)
-    assert [b["coverage"] for b in bins] == [0.5, 1.0, 1.0, 1.0, 0.0]
-    assert [b["expression"] for b in bins] == [0.5, 2.5, 4.5, 6.5, 8.5]
+def test_strata_by_expression_and_by_size_are_measured_alike():
+    size = np.array([0, 0, 0, 0, 1, -1, 1, -1, 0.2, 0.2])
+    expression, truth = np.arange(10.0)[::-1], size
+    called = np.array([1, 0, 0, 0, 1, 1, 0, 1, 1, 0], dtype=bool)
+    changed = np.abs(truth) >= 0.5
+    estimate = np.where(size == 1, 0.7, np.where(size == -1, -0.5, 0.1))
+    covering = np.array([1, 1, 1, 1, 0, 0, 1, 1, 0, 1], dtype=bool)
+    strata = stratify(expression, size, truth, 0.5)
+    rows = by_stratum(strata, called, changed, size, Intervals(covering, truth - estimate))
+    by = {(row["by"], row["stratum"]): row for row in rows}
+    assert [len(s.genes) for s in strata] == [10, 4, 2, 2, 2, 2, 2, 4, 2, 4]
+    everything, moved = by[ALL, 0], by[CHANGED, 0]
+    assert (everything["n_called"], everything["n_false"], everything["n_true"]) == (5, 2, 4)
+    assert (everything["fdp"], everything["tpr"], everything["coverage"]) == (0.4, 0.75, 0.7)
+    assert (moved["fdp"], moved["fdr_part"], moved["tpr"], moved["coverage"]) == (None, 0.0, 0.75, 0.5)
+    assert moved["short"] == pytest.approx((0.3 + 0.5) / 2)
+    sizes = [by[SIZE, i] for i in range(3)]
+    assert [row["value"] for row in sizes] == [0.0, 0.2, 1.0]
+    assert [row["called"] for row in sizes] == [0.25, 0.5, 0.75]
+    assert [row["tpr"] for row in sizes] == [None, None, 0.75]
+    assert sizes[0]["short"] is None
+    assert sizes[1]["short"] == pytest.approx(0.1)
+    for kind in (EXPRESSION, SIZE):  # every false call is in one stratum
+        assert sum(row["fdr_part"] for (k, _), row in by.items() if k == kind) == pytest.approx(everything["fdp"])
+    assert [by[EXPRESSION, i]["value"] for i in range(5)] == [0.5, 2.5, 4.5, 6.5, 8.5]
+    low = by[EXPRESSION, 0]  # the two genes that changed by less than delta
+    assert (low["n_true"], low["n_called"], low["coverage"]) == (0, 1, 0.5)
+    assert all(row["coverage"] is None and row["short"] is None for row in by_stratum(strata, called, changed, size))
+    unchanged = stratify(expression, 0 * size, 0 * size, 0.5)
+    assert [s.by for s in unchanged] == [ALL, *[EXPRESSION] * 5, SIZE]
 
 
-def test_estimates_fall_short_in_the_direction_of_the_change():
-    size = np.array([0.0, 1, -1])
-    rows = task.by_size(size, np.array([0, 1, 0]), size - np.array([0.3, 0.8, -0.4]))
-    assert rows[0] == {"size": 0.0, "n": 1, "called": 0, "short": 0.0}
-    assert rows[1] == {"size": 1.0, "n": 2, "called": 1, "short": pytest.approx(0.4)}
-    assert task.by_size(size, np.array([0, 1, 0]))[1]["short"] is None
+def test_strata_have_standard_errors_over_splits():
+    names = {"kind": task.SPIKE, "replicates": "cells", "method": task.REPORTED, "question": BEYOND_DELTA}
+    size = np.repeat([0.0, 1.0], 5)
+    strata = stratify(np.arange(10.0), size, size, 0.5)
+    lists = np.arange(10) >= np.array([5, 3, 7])[:, None]  # the changed genes; two more; two fewer
+    parts = [
+        {**names, "split": i, **row}
+        for i, called in enumerate(lists)
+        for row in by_stratum(strata, called, size > 0, size, Intervals(called, 0 * size))
+    ]
+    summaries = {(row["by"], row["stratum"]): row for row in summary.strata_summary(parts)}
+    everything = summaries[ALL, 0]
+    fdp, tpr = np.array([0, 2 / 7, 0]), np.array([1, 1, 0.6])
+    for key, values in (("fdp", fdp), ("tpr", tpr), ("fdr_part", fdp), ("called", lists.mean(1))):
+        assert everything[key] == pytest.approx(values.mean())
+        assert everything[f"{key}_se"] == pytest.approx(values.std(ddof=1) / math.sqrt(3))
+    assert (everything["splits"], everything["n_genes"], everything["n_true"]) == (3, 10, 5)
+    assert everything["n_called"] == pytest.approx(15 / 3)
+    assert {column.name for column in STRATA} | {f"{m.name}_se" for m in MEASURES} == set(everything)
+    (row,) = summary.interval_summary(list(summaries.values()))
+    assert (row["coverage"], row["n_genes"]) == (everything["coverage"], 10)
+    assert (row["coverage_changed"], row["n_changed"]) == (pytest.approx(tpr.mean()), 5)
+    assert row["coverage_changed_se"] == pytest.approx(everything["tpr_se"])
 
 
 # ------------------------------------------------------------------------------------------------------ the verdict
@@ -249,11 +306,39 @@ def test_verdict_takes_the_worse_of_both():
     false = summary.spike_summary(rows(task.SPIKE, good, bad))
 
     def outcome(*parts: Any) -> str:
-        return summary.verdict(*parts, [], level=0.05, replicates="cells")["fdr"]
+        return summary.verdict(*parts, [], level=0.05, delta=0.5, replicates="cells")["fdr"]
 
     assert outcome(null, spikes) == outcome(fine, false) == summary.TOO_MANY
     assert outcome(fine, spikes) == summary.CALIBRATED
     assert outcome(fine, []) == summary.OPEN
+
+
+def test_the_headline_has_the_rate_and_the_power():
+    null = summary.null_summary(rows(task.NULL, [0] * 19 + [3], [0] * 19 + [3]))
+    spikes = summary.spike_summary(rows(task.SPIKE, [40] * 10, [2] * 10))
+    names = {"kind": task.SPIKE, "replicates": "cells", "method": task.REPORTED, "splits": 10, "n_genes": 50.0}
+    names |= {"tpr_se": 0.01, "coverage_se": 0.01}
+    strata = [{**names, "by": SIZE, "value": value, "tpr": value / 3} for value in (0.0, 0.45, 0.6, 1.5, 3.0)]
+    strata += [{**names, "by": by, "value": None, "coverage": c} for by, c in ((ALL, 0.91), (CHANGED, 0.6))]
+    asked = {"level": 0.05, "delta": 0.5, "replicates": "cells"}
+    verdict = summary.verdict(null, spikes, strata, **asked)
+    assert verdict["messages"][0] == (
+        "Calibrated: an FDR of 5% means 5.0 % (se 0.00) false here, and 1 of 20 splits where nothing changed have a "
+        "discovery. Of the genes that changed by 0.5 or more 76.0 % (se 0.00) are found: 20.0 % (se 1.00) of those "
+        "that changed by 0.6 and 100.0 % (se 1.00) of those that changed by 3."
+    )
+    assert (verdict["achieved_fdr"], verdict["power"]) == (pytest.approx(0.05), pytest.approx(0.76))
+    assert verdict["messages"][3].endswith(
+        "90% intervals cover the true LFC for 91.0 % (se 1.00) of all genes: as stated. The intervals are shrunken "
+        "towards no change, as the estimates are, and cover the true LFC for 60.0 % (se 1.00) of the genes that "
+        "changed by 0.5 or more."
+    )
+    none = summary.verdict(null, summary.spike_summary(rows(task.SPIKE, [0] * 10, [0] * 10)), strata, **asked)
+    assert "too few: no gene is called at an FDR of 5%, and 1 of 20 splits" in none["messages"][0]
+    only = summary.verdict(null, [], [], **asked)
+    assert only["messages"][0].startswith("Not resolved, because splits or calls are too few: 1 of 20 splits where")
+    assert only["messages"][0].endswith("No change was planted, so that nothing is known about power.")
+    assert only["power"] is None
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs
@@ -300,8 +385,8 @@ def test_an_analysis_is_judged_by_what_it_calls(monkeypatch, prob, outcome):
         assert (each["delta"], each["level"], each["n_top_genes"]) == (0.5, 0.05, 2000)
     assert len({each["half"].tobytes() for each in seen}) == 12
     assert sorted({each["seed"] for each in seen}) == list(range(3, 9))
-    effects = {row["size"]: row for row in calibration.results["effects"] if row["method"] == "reported"}
-    assert effects[2.0]["short"] == pytest.approx(0, abs=0.1)
+    sizes = {row["value"]: row for row in calibration.results["strata"] if (row["kind"], row["by"]) == ("spike", SIZE)}
+    assert sizes[2.0]["short"] == pytest.approx(0, abs=0.1)
 
 
 def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
@@ -342,6 +427,42 @@ def test_whole_samples_are_split_with_cells_beside(monkeypatch):
     assert calibration.verdict["replicates"] == "samples"
 
 
+def simulated_donors(n_donors: int, rng: np.random.Generator, genes: int = 150) -> Any:
+    """Cells of donors between whom every gene varies by its own amount, of 30 to 90 cells each."""
+    anndata = pytest.importorskip("anndata")
+    donor = np.repeat(np.arange(n_donors), rng.integers(30, 91, n_donors))
+    shape = 1 / rng.uniform(0.05, 0.4, genes) ** 2  # coefficients of variation between donors
+    mean = 4 * np.exp(rng.normal(0, 0.8, genes)) * rng.gamma(shape, 1 / shape, (n_donors, genes))
+    depth = np.exp(rng.normal(0, 0.3, (len(donor), 1)))
+    counts = rng.poisson(depth * mean[donor] * rng.gamma(5.0, 0.2, (len(donor), genes))).astype(np.float32)
+    obs = pd.DataFrame({"type": "T", "donor": [f"d{i}" for i in donor]}, index=[f"c{i}" for i in range(len(donor))])
+    return anndata.AnnData(sparse.csr_matrix(counts), obs=obs)
+
+
+def test_simulated_donors_are_calibrated_as_samples(tmp_path, rng):
+    """Where nothing changed, cells as replicates call genes by which donors differ, and donors as replicates do not.
+
+    Of ten independent splits four or more have a discovery at a rate of 5 % with a probability of 1.1e-3.
+    """
+    adata = simulated_donors(8, rng)
+    calibration = calibrate(adata, "type", sample_key="donor", splits=10, spikes=3, out=tmp_path, **FAST)
+    table = calibration.table[calibration.table["level"] == 0.05]
+    null = table[table["kind"] == "null"].set_index("split")
+    by_samples, by_cells = (null[null["replicates"] == name]["n_called"] > 0 for name in ("samples", "cells"))
+    assert (len(by_samples), len(by_cells)) == (10, 10)
+    assert by_samples.sum() <= 3
+    assert by_cells.sum() >= 6
+    spikes = table[table["kind"] == "spike"]
+    assert set(spikes["replicates"]) == {"samples"}
+    strata = [row for row in calibration.results["strata"] if (row["kind"], row["by"]) == ("spike", SIZE)]
+    assert [row["value"] for row in strata] == sorted({0.5 * size for size in PATTERN})
+    assert sum(row["n_genes"] for row in strata) == pytest.approx(spikes["n_genes"].mean())
+    assert strata[-1]["tpr"] > 0.5  # a change of 2, four times that of most donors
+    assert strata[-1]["tpr"] > strata[0]["called"]
+    assert calibration.verdict["power"] == pytest.approx(spikes["tpr"].mean())
+    assert calibration.report(tmp_path).is_file()
+
+
 def test_rivals_are_asked_about_the_same_cells_and_genes(monkeypatch):
     pytest.importorskip("scanpy"), pytest.importorskip("edgepython")
     asked: list[Comparison] = []
@@ -377,7 +498,9 @@ def test_rivals_are_asked_about_the_same_cells_and_genes(monkeypatch):
     assert (true["edger-treat"] == true["reported"]).all()
     (message,) = (m for m in calibration.verdict["messages"] if "own question" in m)
     assert message.endswith("Any change: wilcoxon, edger. Change beyond delta: edger-treat.")
-    assert {row["method"] for row in calibration.results["effects"]} == {"reported", *names}
+    strata = calibration.results["strata"]
+    assert {row["method"] for row in strata} == {"reported", *names}
+    assert {row["method"] for row in strata if row["coverage"] is not None} == {"reported"}
     assert [row["method"] for row in calibration.results["fdr_mae"]] == ["reported"]
 
 

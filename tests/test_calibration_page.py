@@ -16,6 +16,7 @@ from test_de_pipeline import simulated
 from vaerdict.core import DataError
 from vaerdict.de.calibration import summary
 from vaerdict.de.calibration.page import from_run
+from vaerdict.de.calibration.strata import Intervals, by_stratum, stratify
 from vaerdict.de.columns import CALIBRATE, names
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.options import options_of
@@ -42,44 +43,37 @@ def split_row(
     }  # fmt: skip
 
 
+def stratum_rows(kind: str, replicates: str, method: str, split: int) -> list[dict[str, Any]]:
+    """The larger changes are called in every other split, and four in five intervals cover."""
+    size = np.repeat([0.0, 0.6, 2.0], 100) * (kind == "spike")
+    called, covering = size * (split % 2) > 1, np.arange(300) % 5 > 0
+    strata = stratify(10.0 ** (np.arange(300) % 5 - 5), size, size, 0.5)
+    intervals = Intervals(covering, 0.1 * np.sign(size)) if method == "reported" else None
+    names = {"kind": kind, "replicates": replicates, "method": method, "split": split}
+    return [{**names, **row} for row in by_stratum(strata, called, size > 0, size, intervals)]
+
+
 def results(group: str = "T", splits: int = N) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     cases = [("null", "samples"), ("null", "cells"), ("spike", "samples")]
     each = [(k, r, m, s) for k, r in cases for m in ("reported", "edger") for s in range(splits)]
     rows = [split_row(k, s, m, level, r, rng) for k, r, m, s in each for level in LEVELS]
-    overall = [
-        {"kind": k, "replicates": r, "method": m, "fdr_mae": 3.0 + s, "coverage": 0.8}
-        for k, r, m, s in each
-        if m == "reported"
-    ]
-    bins = [
-        {"kind": k, "replicates": r, "split": s, "bin": b, "expression": 10.0 ** (b - 5), "coverage": 0.8, "n": 100}
-        for k, r, m, s in each
-        for b in range(5)
-        if m == "reported"
-    ]
-    effects = [
-        {"kind": k, "method": m, "size": size, "n": 10, "called": 5, "short": 0.1 if m == "reported" else None}
-        for k, _, m, _ in each
-        for size in (0.0, 1.0)
-    ]
-    null, spikes, intervals = (
-        summary.null_summary(rows),
-        summary.spike_summary(rows),
-        summary.interval_summary(overall, bins),
-    )
-    settings = {"groupby": "type", "groups": [group], "sample_key": "donor", "level": 0.05, "scale": "centred"}
+    overall = [{"kind": k, "replicates": r, "method": m, "fdr_mae": 3.0 + s} for k, r, m, s in each if m == "reported"]
+    null, spikes = summary.null_summary(rows), summary.spike_summary(rows)
+    strata = summary.strata_summary([row for k, r, m, s in each for row in stratum_rows(k, r, m, s)])
+    settings = {"groupby": "type", "groups": [group], "sample_key": "donor", "level": 0.05, "delta": 0.5}
+    settings |= {"scale": "centred"}
     return {
         "experiment": "calibrate",
         "settings": settings,
         "seed": 0,
         "seconds": {},
-        "verdict": summary.verdict(null, spikes, intervals, level=0.05, replicates="samples"),
+        "verdict": summary.verdict(null, spikes, strata, level=0.05, delta=0.5, replicates="samples"),
         "null": null,
         "spikes": spikes,
-        "intervals": intervals,
+        "intervals": summary.interval_summary(strata),
         "fdr_mae": summary.mae_summary(overall),
-        "effects": summary.effect_summary(effects),
+        "strata": strata,
         "rows": rows,
         "warnings": [f"the samples of {group} can be halved in few ways"],
     }
@@ -93,10 +87,12 @@ def run_in(folder: Path, **changes: Any) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------------ the page
-def test_page_is_one_file_with_its_three_figures(tmp_path):
+def test_page_is_one_file_with_its_figures(tmp_path):
     source = render(run_in(tmp_path)).read_text(encoding="utf-8")
     assert "http" not in source.replace("http-equiv", "")
-    assert {p.stem for p in (tmp_path / "figures").glob("*.svg")} == {"achieved-fdr", "coverage", "null-discoveries"}
+    assert {p.stem for p in (tmp_path / "figures").glob("*.svg")} == {
+        "achieved-fdr", "coverage", "null-discoveries", "power-expression", "power-size"
+    }  # fmt: skip
     page = Outline(source)
     assert all(len(a["aria-label"] or "") > 40 for tag, a in page.attributes if tag == "svg")
 
@@ -104,7 +100,9 @@ def test_page_is_one_file_with_its_three_figures(tmp_path):
 def test_verdict_comes_first_and_cells_as_replicates_are_told_apart(tmp_path):
     page = outline(from_run(run_in(tmp_path)))
     order = [
-        "Calibrated: on these data an FDR of 5%",
+        "Calibrated: an FDR of 5% means ",
+        "false here, and 0 of 8 splits where nothing changed have a discovery. Of the genes that changed by 0.5 or",
+        "are found: 0.0 % (se 0.00) of those that changed by 0.6 and 50.0 % (se 18.90) of those that changed by 2.",
         "reported, samples as replicates: 0 of 8 splits",
         "reported, samples as replicates: 90% intervals cover the true LFC",
         "reported, cells as replicates: 8 of 8 splits",
@@ -135,15 +133,21 @@ def test_tables_hold_the_numbers_and_verdicts(tmp_path):
     assert "too narrow" in output
 
 
-def test_results_of_earlier_versions_are_still_shown(tmp_path):
-    earlier = json.loads(json.dumps(results()).replace('"edger"', '"naive"').replace('"question"', '"other"'))
-    output = text(from_run(run_in(tmp_path, **earlier)))
-    assert "naive bootstrap, samples" in output
-    assert "any change" not in output
+def test_strata_are_tables_of_the_page(tmp_path):
+    output = text(from_run(run_in(tmp_path)))
+    size, expression = output.partition("Calls and intervals by size")[2].split("Calls and intervals by expression")
+    largest = [line for line in size.splitlines() if " 2.00 " in line]
+    assert all(part in largest[0] for part in ("100", "50.0 ± 18.9", "80.0 ± 0.0", "0.100 ± 0.000"))
+    assert [line.split()[0] for line in largest] == ["reported", "edger"]
+    assert "80.0" not in largest[1]  # rivals have no intervals
+    assert "achieved FDR, % ± se" not in size.partition("add up to")[0]
+    assert "achieved FDR, % ± se" in expression
+    assert "The intervals are shrunken towards no change" in output
+    assert "cover the true LFC for 80.0 % (se 0.00) of the genes that changed by 0.5 or more." in output
 
 
 def test_a_run_without_planted_changes_has_a_page_of_its_own(tmp_path):
-    page = outline(from_run(run_in(tmp_path, spikes=[], effects=[], fdr_mae=[])))
+    page = outline(from_run(run_in(tmp_path, spikes=[], strata=[], fdr_mae=[])))
     assert "Where nothing changed" in page.text
     assert "Where changes were planted" not in page.text
 
@@ -201,7 +205,7 @@ def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, dat
     code, out, err = command("calibrate", *options)
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "Calibration: random halves of A, B"
-    assert out.splitlines()[2].startswith("Not resolved: ")
+    assert out.splitlines()[2].startswith("Not resolved, because splits or calls are too few: an FDR of 5% means")
     assert {"calibrate.csv", "results.json", "manifest.json", "report.html", "figures"} <= {
         path.name for path in out_dir.iterdir()
     }

@@ -26,16 +26,12 @@ from vaerdict.de.page.document import from_run
 from vaerdict.de.page.figures import check_picture, khat_picture
 from vaerdict.de.page.genes import read, script_safe
 from vaerdict.de.page.truth import (
-    BOOTSTRAP,
     OVERALL,
-    REPORTED,
     KnownGenes,
-    MethodCalls,
     TruthCheck,
     truth_cards,
     truth_messages,
 )
-from vaerdict.de.verdict import DECIDERS
 from vaerdict.report import document, markdown, render, text
 
 SHOWN = [column for column in DE if column.title and column.name in COLUMNS]
@@ -153,7 +149,7 @@ def test_numbers_of_the_page_are_those_of_the_file(page, run):
         rows = [row for row in csv_rows(run) if row["contrast"] == contrast["name"]]
         assert contrast["values"]["gene"] == [row["gene"] for row in rows]
         assert contrast["values"]["is_de"] == [flags[row["is_de"]] for row in rows]
-        for key in set(contrast["values"]) - {"gene", "is_de", "naive_is_de"}:
+        for key in set(contrast["values"]) - {"gene", "is_de"}:
             np.testing.assert_allclose(contrast["values"][key], [float(row[key]) for row in rows], rtol=5e-6)
     assert set(COLUMNS) - {"contrast", "group_a", "group_b"} == set(data["contrasts"][0]["values"])
 
@@ -161,14 +157,12 @@ def test_numbers_of_the_page_are_those_of_the_file(page, run):
 def test_counts_of_the_page_are_those_of_the_file(page, run):
     rows = csv_rows(run)
     called = {name: {r["gene"] for r in rows if r["contrast"] == name and r["is_de"] == "True"} for name in NAMES}
-    naive = {name: {r["gene"] for r in rows if r["contrast"] == name and r["naive_is_de"] == "True"} for name in NAMES}
     total = sum(map(len, called.values()))
     assert f"{total:,} calls are made in 3 contrasts" in page.text
     assert f"{total:,} calls in 3 contrasts" in page.text
     table = next(b for b in section(run, "Verdict").blocks if isinstance(b, document.Table))
     for row in table.rows:
-        mine, others = called[row["name"]], naive[row["name"]]
-        assert (row["n"], row["n_naive"], row["n_both"]) == (len(mine), len(others), len(mine & others))
+        assert row["n"] == len(called[row["name"]])
         assert row["n_up"] + row["n_down"] == row["n"]
 
 
@@ -177,16 +171,15 @@ def section(folder: Path, heading: str) -> document.Section:
 
 
 def test_truth_stands_beside_the_answer(run):
-    """Counted anew from the files, for what is reported and for the naive bootstrap."""
+    """Counted anew from the files."""
     results = json.loads((run / "results.json").read_text())
     assert from_run(run).sections[0].heading == "Truth beside the answer"
     table = next(b for b in section(run, "Truth beside the answer").blocks if isinstance(b, document.Table))
-    assert [row["name"] for row in table.rows] == [name for name in (*NAMES, OVERALL) for _ in range(2)]
+    assert [row["name"] for row in table.rows] == [*NAMES, OVERALL]
     for row in table.rows:
         rows = [r for r in csv_rows(run) if row["name"] in (r["contrast"], OVERALL)]
         truth = np.array([results["truth"][r["contrast"]][r["gene"]] for r in rows])
-        flag, lfc = ("is_de", "lfc_mean") if row["method"] == REPORTED else ("naive_is_de", "naive_lfc")
-        called, real = np.array([r[flag] == "True" for r in rows]), np.abs(truth) >= DELTA
+        called, real = np.array([r["is_de"] == "True" for r in rows]), np.abs(truth) >= DELTA
         assert (row["called"], row["false"], row["found"]) == (
             called.sum(),
             (called & ~real).sum(),
@@ -195,57 +188,45 @@ def test_truth_stands_beside_the_answer(run):
         assert row["fdp"] == pytest.approx((called & ~real).sum() / called.sum())
         assert row["tpr"] == pytest.approx((called & real).sum() / real.sum())
         assert row["error"] == pytest.approx(
-            np.mean([abs(float(r[lfc]) - t) for r, t in zip(rows, truth, strict=True)])
+            np.mean([abs(float(r["lfc_mean"]) - t) for r, t in zip(rows, truth, strict=True)])
         )
-        if row["method"] == REPORTED:
-            held = [float(r["lfc_low"]) <= t <= float(r["lfc_high"]) for r, t in zip(rows, truth, strict=True)]
-            assert row["coverage"] == pytest.approx(np.mean(held))
-            assert 0.01 < row["fdp"] < 0.1
+        held = [float(r["lfc_low"]) <= t <= float(r["lfc_high"]) for r, t in zip(rows, truth, strict=True)]
+        assert row["coverage"] == pytest.approx(np.mean(held))
+        assert 0.01 < row["fdp"] < 0.1
 
 
 def test_the_page_opens_with_the_truth(page, run):
     assert page.text.index("The data were simulated") < page.text.index("calls are made in 3 contrasts")
     assert "% where 5% was asked for: " in page.text
     assert "cover the truth for" in text(from_run(run))
-    assert "What does the model add?" in page.text
 
 
-def known(*, real: int = 200, false: int = 0, inside: float = 0.9, naive: bool = True) -> TruthCheck:
+def known(*, real: int = 200, false: int = 0, inside: float = 0.9) -> TruthCheck:
     """A thousand genes of which some change by one and all are called, with so many false calls and such intervals."""
     truth = torch.zeros(1000, dtype=torch.float64)
     truth[:real] = 1.0
     called = torch.arange(1000) < real + false
-    calls = MethodCalls(truth + 0.1, called.double(), called)
     covered = torch.arange(1000) < 1000 * inside
     low = torch.where(covered, truth - 1, truth + 0.01)
-    return TruthCheck({"A vs B": KnownGenes(truth, low, truth + 1, calls, calls if naive else None)}, 0.5, 0.05, 0.9)
+    genes = KnownGenes(truth, truth + 0.1, low, truth + 1, called.double(), called)
+    return TruthCheck({"A vs B": genes}, 0.5, 0.05, 0.9)
 
 
 @pytest.mark.parametrize(
     ("check", "tones", "message"),
     [
-        (known(), ["good", "good", "good", "open"], "the FDR was kept"),
-        (known(false=13), ["open", "good", "good", "open"], "no more than chance explains"),
-        (known(false=40), ["bad", "good", "good", "open"], "40 of 240 calls are false, 16.7% where 5% was asked for"),
-        (
-            known(inside=0.8),
-            ["good", "good", "open", "open"],
-            "for 80% of the genes: they are too narrow",
-        ),
-        (known(inside=0.3, naive=False), ["good", "good", "bad"], "for 30% of the genes: they are too narrow"),
-        (
-            known(real=0),
-            ["good", "open", "good", "open"],
-            "No gene is called, so that no call is false. No true",
-        ),
-        (known(inside=1.0), ["good", "good", "good", "open"], "for 100% of the genes: they are wide"),
+        (known(), ["good", "good", "good"], "the FDR was kept"),
+        (known(false=13), ["open", "good", "good"], "no more than chance explains"),
+        (known(false=40), ["bad", "good", "good"], "40 of 240 calls are false, 16.7% where 5% was asked for"),
+        (known(inside=0.8), ["good", "good", "open"], "for 80% of the genes: they are too narrow"),
+        (known(inside=0.3), ["good", "good", "bad"], "for 30% of the genes: they are too narrow"),
+        (known(real=0), ["good", "open", "good"], "No gene is called, so that no call is false. No true"),
+        (known(inside=1.0), ["good", "good", "good"], "for 100% of the genes: they are wide"),
     ],
 )
 def test_cards_and_messages_follow_the_truth(check, tones, message):
-    cards = truth_cards(check, DECIDERS["both"])
-    assert [card.tone for card in cards] == tones
-    assert message in " ".join(truth_messages(check, DECIDERS["both"]))
-    assert (cards[-1].question == "What do shrinkage and the model add?") == (len(cards) == 4)
+    assert [card.tone for card in truth_cards(check)] == tones
+    assert message in " ".join(truth_messages(check))
 
 
 def test_truth_of_other_contrasts_or_of_no_change_is_no_trouble(tmp_path):
@@ -253,14 +234,11 @@ def test_truth_of_other_contrasts_or_of_no_change_is_no_trouble(tmp_path):
     assert "simulated" not in text(from_run(other))
     null = run_in(tmp_path / "b", n_genes=40, names=NAMES[:1], truth={NAMES[0]: {f"GENE{i}": 0.0 for i in range(40)}})
     assert "No true change is as large as 0.5" in text(from_run(null))
-    assert "What do dispersion and shrinkage add?" in outline(null).text
     render(null)
 
 
 def test_ranking_is_perfect_where_all_changed_genes_come_first():
-    check = known(false=13)
-    score = check.score("A vs B")
-    assert score == check.score("A vs B", BOOTSTRAP)._replace(coverage=0.9)
+    score = known(false=13).score("A vs B")
     assert (score.ranking, score.tpr, score.error) == (1.0, 1.0, pytest.approx(0.1))
 
 
@@ -353,10 +331,10 @@ def test_page_does_without_optional_parts(tmp_path, absent):
     assert ("Does the model fit?" in seen.text) == (absent not in ("checks", "model"))
 
 
-def test_page_does_without_naive_columns_means_and_curves(tmp_path):
+def test_page_does_without_means_and_curves(tmp_path):
     folder = run_in(tmp_path, n_genes=30, names=NAMES[:1], contrast={"fdr_curve": None})
     rows = csv_rows(folder)
-    keep = [key for key in COLUMNS if not key.startswith(("naive_", "mean_", "group_"))]
+    keep = [key for key in COLUMNS if not key.startswith(("mean_", "group_"))]
     with (folder / "de.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, keep, extrasaction="ignore")
         writer.writeheader()
@@ -366,7 +344,6 @@ def test_page_does_without_naive_columns_means_and_curves(tmp_path):
     assert set(data["contrasts"][0]["values"]) == set(keep) - {"contrast"}
     assert data["contrasts"][0]["values"]["lfc_mean"][3] is None
     assert data["contrasts"][0]["curve"] is None
-    assert "naive bootstrap" not in seen.text
 
 
 def test_no_discovery_is_said(tmp_path):

@@ -55,7 +55,6 @@ def run(
         borrow=borrow,
         objectives=("IWAE",) if borrow else (),
         n_draws=250,
-        naive_bootstrap=True,
         seed=seed,
         device=device,
         progress=progress,

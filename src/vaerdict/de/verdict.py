@@ -23,8 +23,8 @@ class Decider:
     """Who decided the genes, and every text that depends on it; the defaults are those of a model that decides.
 
     `message` may name the `{replicates}` and the `{share}` of genes that a model decided. `intervals` begins the
-    sentence on refits, `aside` ends the messages on a model that fails, `caution` to `disagree` are what to do or to
-    know then, and `comparison` asks what is gained over a naive bootstrap.
+    sentence on refits, `aside` ends the messages on a model that fails, and `caution` to `disagree` are what
+    to do or to know then.
     """
 
     answer: str
@@ -39,7 +39,6 @@ class Decider:
     doubtful: str = "See the checks below before using what the model decided."
     wrong: str = "Check that the input holds raw counts and that the batch key is right, then train longer."
     disagree: str = ": there the counts decide every gene"
-    comparison: str = "What does the model add?"
 
 
 DECIDERS = {
@@ -56,7 +55,6 @@ DECIDERS = {
         doubtful="See the checks below before using the latents of the model.",
         wrong="Check that the input holds raw counts and that the batch key is right, because the calls need both.",
         disagree=": its latents and fold changes miss differences between these groups",
-        comparison="What do dispersion and shrinkage add?",
     ),
     "both": Decider(
         answer="The model for {share}",
@@ -65,7 +63,6 @@ DECIDERS = {
         "taken to be of the kinds compared (borrow).",
         advice="Without --borrow the counts decide every gene.",
         intervals="Intervals of the genes that the model decides",
-        comparison="What do shrinkage and the model add?",
     ),
     "model": Decider(
         answer="The model",

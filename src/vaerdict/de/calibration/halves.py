@@ -85,31 +85,24 @@ def thinned(counts: Any, half: np.ndarray, shares: np.ndarray, rng: np.random.Ge
 
 
 def true_lfc(counts: Any, shares: np.ndarray, owners: np.ndarray | None, *, centred: bool) -> np.ndarray:
-    r"""The log2 fold change of mean proportions if all cells of the group were in both halves.
+    r"""The log2 fold change of rates if all cells of the group were in both halves.
 
-    With counts :math:`x_{ig}` before thinning and shares :math:`s` kept, the mean proportion of a gene in a half is
+    With counts :math:`x_{ig}` of all genes before thinning and shares :math:`s` kept, the rate of a gene in a half is
 
-    .. math:: m_g(s) = \frac1n \sum_i \frac{s_g x_{ig}}{\sum_h s_h x_{ih}},
+    .. math:: m_g(s) = \frac{\sum_i s_g x_{ig}}{\sum_i N_i(s)}, \qquad N_i(s) = \sum_h s_h x_{ih},
 
     and the truth is :math:`\log_2 m_g(s^a) - \log_2 m_g(s^b)`, averaged over samples where `owners` names the samples
-    of the cells, minus its median over genes where `centred`. A change planted in one gene moves the proportions of
-    all genes; centring removes this. A gene that is never seen has a change of zero.
+    of the cells. Because libraries shrink where counts are thinned, it is the change planted plus a shift that all
+    genes have in common, those without a change too. Where `centred`, that shift is subtracted, so that a gene without
+    a change has a truth of zero. A gene that is never seen has a change of zero.
 
     Shapes: ``counts (cells, genes)``, ``shares (2, genes)``, ``owners (cells,)``; ``-> (genes,)``.
     """
-    samples = [counts] if owners is None else [counts[owners == sample] for sample in np.unique(owners.astype(str))]
-    change, seen = np.zeros(counts.shape[1]), np.zeros(counts.shape[1])
-    for sample in samples:
-        first, second = (_mean_proportion(sample, half) for half in shares)
-        present = (first > 0) & (second > 0)
-        change[present] += np.log2(first[present]) - np.log2(second[present])
-        seen += present
-    change /= np.maximum(seen, 1)
-    return change - np.median(change) if centred else change
-
-
-def _mean_proportion(counts: Any, shares: np.ndarray) -> np.ndarray:
-    """The mean proportion of each gene over cells that have counts. Shapes: ``-> (genes,)``."""
-    totals = counts @ shares
-    weight = np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0)
-    return shares * (counts.T @ weight) / max(1, int((totals > 0).sum()))
+    change = np.log2(shares[0]) - np.log2(shares[1])
+    if not centred:
+        library = counts @ shares.T
+        number = np.zeros(len(library), dtype=int) if owners is None else np.unique(owners, return_inverse=True)[1]
+        first, second = (np.bincount(number, half) for half in library.T)
+        counted = (first > 0) & (second > 0)
+        change += np.mean(np.log2(second[counted]) - np.log2(first[counted]))
+    return np.where(np.asarray(counts.sum(0)).ravel() > 0, change, 0.0)

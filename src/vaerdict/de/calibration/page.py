@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vaerdict.core import DataError
-from vaerdict.de.calibration.summary import KIND_NAMES
+from vaerdict.de.calibration.strata import EXPRESSION, MEASURES, SIZE
+from vaerdict.de.calibration.summary import KIND_NAMES, changed_coverage
+from vaerdict.de.calibration.task import REPORTED, SPIKE
 from vaerdict.de.effects import INTERVAL
 from vaerdict.de.page.tables import settings_table
 from vaerdict.report.document import Block, Document, Picture, Section
@@ -40,14 +42,16 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
     verdict = results.get("verdict")
     if not isinstance(verdict, dict) or not verdict.get("messages"):
         raise DataError("results.json holds no verdict as this version writes it; run `vaerdict calibrate` again.")
-    scale, centred = results["settings"]["scale"], ", minus the median over genes"
+    scale, centred = results["settings"]["scale"], ", minus what all genes have in common: the change planted"
     truth = (
-        f"The truth is on the {scale} scale: the fold change of mean proportions if all cells of the group were in "
-        f"both halves{centred if scale == 'centred' else ''}."
+        f"The truth is on the {scale} scale: the fold change of rates, counts of a gene over those of all genes, if "
+        f"all cells of the group were in both halves{centred if scale == 'centred' else ''}."
     )
     sections = [
         Section("Where nothing changed", _null(results)),
         Section("Where changes were planted", _spikes(results)),
+        Section("By size of the change", _strata(results, SIZE)),
+        Section("By expression", _strata(results, EXPRESSION)),
         Section("Coverage of the intervals", _intervals(results)),
         Section("How the verdict is reached", [str(verdict["rule"]), _PLANTING, truth]),
         Section("Settings", [settings_table(results["settings"])]),
@@ -62,18 +66,13 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
     )
 
 
-def _method(row: Row) -> str:
-    method = str(row["method"])
-    return "naive bootstrap" if method == "naive" else method  # in results of earlier versions
-
-
 def _question(rows: Sequence[Row]) -> list[Column]:
     """A column for the question that a method answers, where several methods were asked."""
     return [Column("question", "question")] if len({row.get("question") for row in rows}) > 1 else []
 
 
 def _series(row: Row) -> str:
-    return f"{_method(row)}, {row['replicates']}"
+    return f"{row['method']}, {row['replicates']}"
 
 
 # ------------------------------------------------------------------------------------------------------ sections
@@ -147,13 +146,17 @@ def _spikes(results: Row) -> list[Block]:
         Column("splits", "splits"),
         Column("verdict", "verdict"),
     ]
-    table = Table("spikes", "Achieved against target FDR where changes were planted.", columns, body)
-    return [_fdr_picture(rows), table, *_effects(results)]
+    mae = ", ".join(f"{r['method']} {r['fdr_mae']:.2f}" for r in rows_of(results, "fdr_mae", "method", "fdr_mae"))
+    note = f"Mean distance between achieved and stated FDR of the first k genes, in % (FDR MAE): {mae}." if mae else ""
+    return [
+        _fdr_picture(rows),
+        Table("spikes", "Achieved against target FDR where changes were planted.", columns, body, note),
+    ]
 
 
 def _fdr_picture(rows: Sequence[Row]) -> Picture:
     bands = {
-        _series(levels[0]): Band(*zip(*(_percent(r["level"], r["fdp"], r["fdp_se"]) for r in levels), strict=True))
+        _series(levels[0]): _band([(100 * r["level"], r["fdp"], r["fdp_se"]) for r in levels])
         for levels in grouped(rows, "replicates", "method").values()
     }
     points = "; ".join(
@@ -168,69 +171,126 @@ def _fdr_picture(rows: Sequence[Row]) -> Picture:
     )
 
 
-def _effects(results: Row) -> list[Block]:
-    rows = rows_of(results, "effects", "method", "size", "n", "called", "short")
+class _Strata(NamedTuple):
+    """How strata of one kind are shown: what they are by, the column and the axis of their values."""
+
+    by: str
+    column: Column
+    axis: str
+    log: bool
+
+
+_SHOWN = {
+    SIZE: _Strata("size of the change planted", Column("value", "planted |LFC|"), "planted |LFC|", False),
+    EXPRESSION: _Strata(
+        "expression of the gene",
+        Column("value", "molecules in 10,000", 2, 1e4),
+        "expression: molecules in 10,000",
+        True,
+    ),
+}
+_PARTS = (
+    "The false calls of a stratum are shares of all calls and add up to the achieved FDR. A stratum in which all genes "
+    "changed, or none, has no FDR of its own."
+)
+
+
+def _strata(results: Row, by: str) -> list[Block]:
+    """What is called, false, found and covered in the strata of one kind, where changes were planted."""
+    rows = rows_of(results, "strata", "kind", "by", "method", "value", "n_genes", *(c.name for c in MEASURES))
+    rows = [row for row in rows if (row["kind"], row["by"]) == (SPIKE, by)]
+    if not rows:
+        return []
     body = [
-        {
-            **row,
-            "method": _method(row),
-            "short": None if row["short"] is None else Value(row["short"], row["short_se"]),
-        }
+        {**row, **{c.name: None if row[c.name] is None else Value(row[c.name], row[f"{c.name}_se"]) for c in MEASURES}}
         for row in rows
     ]
     columns = [
         Column("method", "method"),
-        Column("size", "planted |LFC|"),
-        Column("n", "genes, all splits"),
-        Column("called", "called, %", 1, 100),
+        _SHOWN[by].column,
+        Column("n_genes", "genes per split", 0),
+        Column("n_true", "changed", 0),
+        Column("called", "called, % ± se", 1, 100),
+        Column("fdp", "achieved FDR, % ± se", 1, 100),
+        Column("fdr_part", "false, % of all calls ± se", 1, 100),
+        Column("tpr", "changed genes found, % ± se", 1, 100),
+        Column("coverage", "intervals that cover, % ± se", 1, 100),
         Column("short", "estimate falls short by ± se", 3),
     ]
-    mae = rows_of(results, "fdr_mae", "method", "fdr_mae")
-    values = ", ".join(f"{_method(row)} {row['fdr_mae']:.2f}" for row in mae)
-    note = f"Mean distance between achieved and stated FDR of the first k genes, in % (FDR MAE): {values}."
-    caption = f"Genes called by size of the change planted, at a target FDR of {results['settings']['level']:.0%}."
-    return [Table("effects", caption, columns, body, note)] if body else []
+    columns = [column for column in columns if any(row[column.key] is not None for row in body)]
+    caption = f"Calls and intervals by {_SHOWN[by].by}, at a target FDR of {results['settings']['level']:.0%}."
+    return [_power_picture(rows, by), Table(f"by-{by}", caption, columns, body, _PARTS)]
+
+
+def _power_picture(rows: Sequence[Row], by: str) -> Picture:
+    shown = _SHOWN[by]
+    found = {
+        method: [(row["value"], row["tpr"], row["tpr_se"]) for row in parts if row["tpr"] is not None]
+        for (method,), parts in grouped(rows, "method").items()
+    }
+    scale = shown.column.scale
+    bands = {m: _band([(scale * x, y, se) for x, y, se in points]) for m, points in found.items() if points}
+    shares = "; ".join(
+        f"{name}: " + ", ".join(f"{y:.1f} % at {x:g}" for x, y in zip(band.x, band.y, strict=True))
+        for name, band in bands.items()
+    )
+    return Picture(
+        f"power-{by}",
+        f"Share of the changed genes that is found, by {shown.by}, with two standard errors over splits.",
+        f"Share of the changed genes that is found by each method. {shares}.",
+        lambda: _draw_shares(bands, shown, "changed genes found, %"),
+    )
 
 
 def _intervals(results: Row) -> list[Block]:
-    rows = rows_of(results, "intervals", "kind", "replicates", "coverage", "by_expression", "verdict")
+    rows = rows_of(results, "intervals", "kind", "replicates", "coverage", "coverage_changed", "verdict")
     if not rows:
         return []
     body = [
         {
-            "series": f"{KIND_NAMES[row['kind']]}, {row['replicates']}",
+            **row,
+            "series": _kind_series(row),
             "stated": INTERVAL,
             "coverage": Value(row["coverage"], row["coverage_se"]),
-            "splits": row["splits"],
-            "verdict": row["verdict"],
+            "coverage_changed": None
+            if row["coverage_changed"] is None
+            else Value(row["coverage_changed"], row["coverage_changed_se"]),
         }
         for row in rows
     ]
     columns = [
         Column("series", "splits, replicates"),
         Column("stated", "stated, %", 0, 100),
-        Column("coverage", "achieved, % ± se", 1, 100),
-        Column("splits", "splits"),
+        Column("coverage", "of all genes, % ± se", 1, 100),
+        Column("n_genes", "all genes", 0),
         Column("verdict", "verdict"),
+        Column("coverage_changed", "of changed genes, % ± se", 1, 100),
+        Column("n_changed", "changed genes", 0),
+        Column("splits", "splits"),
     ]
-    bands = {part["series"]: _coverage_band(row["by_expression"]) for part, row in zip(body, rows, strict=True)}
+    strata = [r for r in rows_of(results, "strata") if (r["by"], r["method"]) == (EXPRESSION, REPORTED)]
+    bands = {
+        _kind_series(parts[0]): _band([(1e4 * r["value"], r["coverage"], r["coverage_se"]) for r in parts])
+        for parts in grouped(strata, "kind", "replicates").values()
+    }
     shares = "; ".join(f"{part['series']}: {100 * part['coverage'].value:.1f} %" for part in body)
     picture = Picture(
         "coverage",
         "Share of reported intervals that cover the true LFC, by expression of the gene, with two standard errors.",
         f"Share of the {INTERVAL:.0%} intervals reported that cover the true LFC. Overall, {shares}.",
-        lambda: _draw_coverage(bands, 100 * INTERVAL),
+        lambda: _draw_shares(bands, _SHOWN[EXPRESSION], "intervals that cover the LFC, %", 100 * INTERVAL),
     )
-    return [picture, Table("coverage", "Coverage of the reported intervals.", columns, body)]
+    note = next(filter(None, (changed_coverage(row, results["settings"]["delta"]) for row in rows)), "").strip()
+    return [picture, Table("coverage", "Coverage of the reported intervals.", columns, body, note)]
 
 
-def _coverage_band(rows: Sequence[Row]) -> Band:
-    points = [_percent(100 * r["expression"], r["coverage"], r["coverage_se"]) for r in rows]
-    return Band(*zip(*points, strict=True))
+def _kind_series(row: Row) -> str:
+    return f"{KIND_NAMES[row['kind']]}, {row['replicates']}"
 
 
-def _percent(x: float, y: float, se: float | None) -> tuple[float, float, float]:
-    return 100 * x, 100 * y, 100 * (se or 0.0)
+def _band(points: Sequence[tuple[float, float, float | None]]) -> Band:
+    """Shares as percent. Shapes: ``points`` of x, share and standard error."""
+    return Band(*zip(*((x, 100 * y, 100 * (se or 0.0)) for x, y, se in points), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ figures
@@ -256,15 +316,18 @@ def _draw_fdr(methods: Mapping[str, Band]) -> Figure:
     return figure
 
 
-def _draw_coverage(kinds: Mapping[str, Band], target: float) -> Figure:
-    """Percent of intervals that cover the truth, by expression; the dashed line is the stated share."""
+def _draw_shares(bands: Mapping[str, Band], strata: _Strata, up: str, stated: float | None = None) -> Figure:
+    """Shares in percent against size or expression; the dashed line is the stated share."""
     figure, axes = blank(height=4.0)
-    axes.axhline(target, color=GREY, linestyle="--", linewidth=1, zorder=0, label="as stated")
-    _draw_bands(axes, kinds)
-    axes.set(xscale="log", xlabel="expression: molecules in 10,000", ylabel="intervals that cover the LFC, %")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("")
-    axes.set_ylim(top=101)
+    if stated is not None:
+        axes.axhline(stated, color=GREY, linestyle="--", linewidth=1, zorder=0, label="as stated")
+    _draw_bands(axes, bands)
+    axes.set(xlabel=strata.axis, ylabel=up)
+    if strata.log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    axes.set_ylim(0 if stated is None else None, 101)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
 

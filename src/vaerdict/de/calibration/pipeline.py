@@ -247,23 +247,23 @@ def _sample_splits(cells: Cells, group: str, how: CalibrateOptions, analysis: DE
 
 
 def _result(run: TaskResults, settings: dict[str, Any], cells: Cells) -> Calibration:
-    rows, overall, effects, bins = (
-        [row for result in run.results for row in result[key]] for key in ("rows", "overall", "effects", "bins")
+    rows, overall, parts = (
+        [row for result in run.results for row in result[key]] for key in ("rows", "overall", "strata")
     )
-    null, spikes = summary.null_summary(rows), summary.spike_summary(rows)
-    intervals = summary.interval_summary(overall, bins)
-    replicates = "cells" if settings["sample_key"] is None else "samples"
+    null, spikes, strata = summary.null_summary(rows), summary.spike_summary(rows), summary.strata_summary(parts)
+    asked = {name: settings[name] for name in ("level", "delta")}
+    asked["replicates"] = "cells" if settings["sample_key"] is None else "samples"
     results = {
         "experiment": "calibrate",
         "settings": settings,
         "seed": settings["seed"],
         "seconds": run.seconds,
-        "verdict": summary.verdict(null, spikes, intervals, level=settings["level"], replicates=replicates),
+        "verdict": summary.verdict(null, spikes, strata, **asked),
         "null": null,
         "spikes": spikes,
-        "intervals": intervals,
+        "intervals": summary.interval_summary(strata),
         "fdr_mae": summary.mae_summary(overall),
-        "effects": summary.effect_summary(effects),
+        "strata": strata,
         "rows": rows,
         "warnings": cells.warnings,
     }

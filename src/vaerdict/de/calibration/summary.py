@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
+from vaerdict.de.calibration.strata import ALL, CHANGED, MEASURES, SIZE
 from vaerdict.de.calibration.task import NULL, REPORTED, SPIKE
 from vaerdict.de.effects import INTERVAL
 from vaerdict.report.records import Row, grouped
@@ -22,6 +23,7 @@ KIND_NAMES = {NULL: "nothing changed", SPIKE: "changes planted"}
 
 TOO_MANY, CALIBRATED, CONSERVATIVE = "too many false", "calibrated", "conservative"
 COMPATIBLE, OPEN = "compatible", "not resolved"
+_ANALYSIS = ("kind", "replicates")
 _WIDTHS = {-1: "too narrow", 0: "as stated", 1: "wide"}
 
 FAR = 2.0
@@ -38,12 +40,11 @@ _COMPARED = (
     "Reported is what `vaerdict de` reports. The other methods are tests of the same cells and genes, each judged by "
     "its own question. {questions}"
 )
-_HEADLINES = {
-    TOO_MANY: "Too many false discoveries: on these data an FDR of {level:.0%} does not mean what it says.",
-    CALIBRATED: "Calibrated: on these data an FDR of {level:.0%} means what it says, within a factor of two.",
-    CONSERVATIVE: "Conservative: on these data fewer of the genes called are false than an FDR of {level:.0%} allows.",
-    OPEN: "Not resolved: no excess of false discoveries shows at an FDR of {level:.0%}, but splits or calls are too "
-    "few to say more.",
+_WORDS = {
+    TOO_MANY: "Too many false discoveries",
+    CALIBRATED: "Calibrated",
+    CONSERVATIVE: "Conservative",
+    OPEN: "Not resolved, because splits or calls are too few",
 }
 
 
@@ -147,36 +148,48 @@ def _spike_verdict(fdp: Mean, level: float, n_called: int) -> str:
     return CALIBRATED if significant_direction(fdp, min(FAR * level, 1.0), n_called) < 0 else OPEN
 
 
-def interval_summary(overall: Sequence[Row], bins: Sequence[Row]) -> list[dict[str, Any]]:
-    """Coverage of the reported intervals, of all genes and by expression, with and without changes."""
+def strata_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each method and stratum: the measures with their standard errors over splits, and numbers of genes."""
     summaries = []
-    for (kind, replicates, method), splits in grouped(overall, "kind", "replicates", "method").items():
-        mean = mean_of(row.get("coverage") for row in splits)
-        if mean is None or method != REPORTED:
-            continue
-        rows = [row for row in bins if (row["kind"], row["replicates"]) == (kind, replicates)]
-        classes = [_bin(part) for part in grouped(rows, "bin").values()]
-        direction = significant_direction(mean, INTERVAL, sum(part["n"] for part in classes))
+    keys = ("kind", "replicates", "method", "by", "stratum")
+    for stratum, splits in grouped(rows, *keys).items():
+        numbers = {key: mean_of(row[key] for row in splits) for key in ("value", "n_genes", "n_true", "n_called")}
+        summary = dict(zip(keys, stratum, strict=True)) | {"question": splits[0].get("question")}
+        summary |= {"splits": len(splits)} | {key: mean and mean.value for key, mean in numbers.items()}
+        for key in (measure.name for measure in MEASURES):
+            mean = mean_of(row[key] for row in splits)
+            summary |= {key: mean and mean.value, f"{key}_se": mean and mean.se}
+        summaries.append(summary)
+    return summaries
+
+
+def interval_summary(strata: Sequence[Row]) -> list[dict[str, Any]]:
+    """Coverage of the reported intervals, of all genes and of those that changed, with and without changes.
+
+    `strata` is what `strata_summary` returns.
+    """
+    summaries = []
+    for (kind, replicates), rows in grouped([row for row in strata if row["method"] == REPORTED], *_ANALYSIS).items():
+        everything = next(row for row in rows if row["by"] == ALL)
+        changed: Row = next((row for row in rows if row["by"] == CHANGED), {})
+        mean = Mean(everything["coverage"], everything["coverage_se"], everything["splits"])
+        direction = significant_direction(mean, INTERVAL, round(everything["n_genes"] * mean.n))
         resolved = direction or mean.n >= FEWEST_SPLITS
         summaries.append(
             {
                 "kind": kind,
                 "replicates": replicates,
                 "splits": mean.n,
+                "n_genes": everything["n_genes"],
                 "coverage": mean.value,
                 "coverage_se": mean.se,
                 "verdict": _WIDTHS[direction] if resolved else OPEN,
-                "by_expression": classes,
+                "n_changed": changed.get("n_genes"),
+                "coverage_changed": changed.get("coverage"),
+                "coverage_changed_se": changed.get("coverage_se"),
             }
         )
     return summaries
-
-
-def _bin(rows: Sequence[Row]) -> dict[str, Any]:
-    mean = mean_of(row["coverage"] for row in rows)
-    assert mean is not None
-    expression, genes = sum(row["expression"] for row in rows) / len(rows), sum(row["n"] for row in rows)
-    return {"bin": rows[0]["bin"], "expression": expression, "coverage": mean.value, "coverage_se": mean.se, "n": genes}
 
 
 def mae_summary(overall: Sequence[Row]) -> list[dict[str, Any]]:
@@ -191,50 +204,75 @@ def mae_summary(overall: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def effect_summary(effects: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each method and planted size: the share of genes called, and by how much estimates fall short."""
-    summaries = []
-    for (method, size), rows in grouped(_of(effects, SPIKE), "method", "size").items():
-        n, short = sum(row["n"] for row in rows), mean_of(row["short"] for row in rows)
-        called = sum(row["called"] for row in rows) / n
-        falls_short = {"short": short and short.value, "short_se": short and short.se}
-        summaries.append({"method": method, "size": size, "n": n, "called": called, **falls_short})
-    return summaries
-
-
 def _of(rows: Iterable[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["kind"] == kind]
 
 
 # ------------------------------------------------------------------------------------------------------ the verdict
 def verdict(
-    null: Sequence[Row], spikes: Sequence[Row], intervals: Sequence[Row], *, level: float, replicates: str
+    null: Sequence[Row], spikes: Sequence[Row], strata: Sequence[Row], *, level: float, delta: float, replicates: str
 ) -> dict[str, Any]:
     """The verdict on the analysis asked for, and messages, the most important first.
 
     Parameters
     ----------
-    null, spikes, intervals : sequence of records
-        What `null_summary`, `spike_summary` and `interval_summary` return.
-    level : float
-        The FDR asked for.
+    null, spikes, strata : sequence of records
+        What `null_summary`, `spike_summary` and `strata_summary` return.
+    level, delta : float
+        The FDR asked for, and the least change of interest.
     replicates : {"cells", "samples"}
         The replicates of the analysis.
 
     Returns
     -------
     dict
-        `fdr`, the verdict on the false discovery rate, `replicates`, `messages` and the `rule` of the verdict.
+        `fdr`, the verdict on the false discovery rate, `achieved_fdr` and `power` (None where nothing was planted),
+        `replicates`, `messages` and the `rule` of the verdict.
     """
     rows = [row for row in (*null, *spikes) if row["level"] == level]
-    outcomes = [row["verdict"] for row in rows if (row["method"], row["replicates"]) == (REPORTED, replicates)]
+    asked_for = [row for row in rows if (row["method"], row["replicates"]) == (REPORTED, replicates)]
+    outcomes = [row["verdict"] for row in asked_for]
     fdr = TOO_MANY if TOO_MANY in outcomes else outcomes[-1] if spikes else OPEN
+    sizes = [row for row in strata if (row["kind"], row["by"]) == (SPIKE, SIZE) and row["value"] >= delta]
+    sizes = [row for row in sizes if (row["method"], row["replicates"]) == (REPORTED, replicates)]
     first, later = [], []  # the analysis asked for comes first
-    for row in (*rows, *intervals):
-        asked_for = (row.get("method", REPORTED), row["replicates"]) == (REPORTED, replicates)
-        (first if asked_for else later).append(_message(row))
-    messages = [_HEADLINES[fdr].format(level=level), *first, *later, *_compared(rows)]
-    return {"fdr": fdr, "replicates": replicates, "messages": messages, "rule": RULE}
+    for row in (*rows, *interval_summary(strata)):
+        mine = (row.get("method", REPORTED), row["replicates"]) == (REPORTED, replicates)
+        (first if mine else later).append(_message(row, delta))
+    planted: Row = next((row for row in asked_for if "fdp" in row), {})
+    return {
+        "fdr": fdr,
+        "achieved_fdr": planted.get("fdp"),
+        "power": planted.get("tpr"),
+        "replicates": replicates,
+        "messages": [_headline(fdr, asked_for, sizes, level, delta), *first, *later, *_compared(rows)],
+        "rule": RULE,
+    }
+
+
+def _headline(fdr: str, rows: Sequence[Row], sizes: Sequence[Row], level: float, delta: float) -> str:
+    """The verdict in one line: what the FDR means here, and how many of the changed genes are found, by size."""
+    null, planted = (next((row for row in rows if ("fdp" in row) == spike), None) for spike in (False, True))
+    rate = []
+    if planted is not None:
+        meaning = f"an FDR of {level:.0%} means {_share(planted, 'fdp')} false here"
+        rate = [meaning if planted["called"] else f"no gene is called at an FDR of {level:.0%}"]
+    if null is not None:
+        rate += [f"{null['splits_with_any']} of {null['splits']} splits where nothing changed have a discovery"]
+    if planted is None or planted["tpr"] is None:
+        power = "No change was planted, so that nothing is known about power."
+    else:
+        ends = [*sizes[:1], *sizes[1:][-1:]]  # the smallest and the largest
+        found = " and ".join(f"{_share(row, 'tpr')} of those that changed by {row['value']:g}" for row in ends)
+        power = f"Of the genes that changed by {delta:g} or more {_share(planted, 'tpr')} are found"
+        power += f": {found}." if found else "."
+    return f"{_WORDS[fdr]}: {', and '.join(rate)}. {power}"
+
+
+def _share(row: Row, key: str) -> str:
+    """A share in percent, with its standard error where there is one."""
+    se = row[f"{key}_se"]
+    return f"{100 * row[key]:.1f} %{_error(math.nan if se is None else 100 * se)}"
 
 
 def _compared(rows: Sequence[Row]) -> list[str]:
@@ -245,25 +283,33 @@ def _compared(rows: Sequence[Row]) -> list[str]:
     return [_COMPARED.format(questions=questions)] if methods else []
 
 
-def _message(row: Row) -> str:
+def _message(row: Row, delta: float) -> str:
     kind = row.get("kind", SPIKE if "fdp" in row else NULL)
     method = row.get("method", REPORTED)
     start = f"{KIND_NAMES[kind].capitalize()}, {method}, {row['replicates']} as replicates: "
     if "coverage" in row:
-        return (
-            f"{start}{INTERVAL:.0%} intervals cover the true LFC for {100 * row['coverage']:.1f} %"
-            f"{_error(100 * row['coverage_se'])} of genes: {row['verdict']}."
-        )
+        covered = f"{INTERVAL:.0%} intervals cover the true LFC for {_share(row, 'coverage')} of all genes"
+        return f"{start}{covered}: {row['verdict']}.{changed_coverage(row, delta)}"
     if kind == NULL:
         return (
             f"{start}{row['splits_with_any']} of {row['splits']} splits have a discovery (95 % interval "
             f"{row['share_low']:.0%} to {row['share_high']:.0%}; the target allows {row['level']:.0%}), on average "
             f"{row['discoveries']:.2f}{_error(row['discoveries_se'])} of {row['n_genes']} genes: {row['verdict']}."
         )
-    power = "" if row["tpr"] is None else f"; {row['tpr']:.0%} of the changed genes are found"
+    power = "" if row["tpr"] is None else f"; {_share(row, 'tpr')} of the changed genes are found"
     return (
-        f"{start}{100 * row['fdp']:.1f} %{_error(100 * row['fdp_se'])} of the genes called are false, the target "
-        f"allows {row['level']:.0%}{power}: {row['verdict']}."
+        f"{start}{_share(row, 'fdp')} of the genes called are false, the target allows {row['level']:.0%}{power}: "
+        f"{row['verdict']}."
+    )
+
+
+def changed_coverage(row: Row, delta: float) -> str:
+    """What the intervals cover of the genes that changed, from a row of `interval_summary`; empty where none did."""
+    if row["coverage_changed"] is None:
+        return ""
+    return (
+        " The intervals are shrunken towards no change, as the estimates are, and cover the true LFC for "
+        f"{_share(row, 'coverage_changed')} of the genes that changed by {delta:g} or more."
     )
 
 

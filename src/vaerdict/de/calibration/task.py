@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vaerdict.de.calibration.halves import deal, kept_shares, planted, thinned, true_lfc
+from vaerdict.de.calibration.strata import Intervals, by_stratum, counted, stratify
 from vaerdict.de.contrasts import FEWEST_CELLS
 from vaerdict.de.data import column, gene_names
 from vaerdict.de.metrics import measure
@@ -29,19 +30,18 @@ REPORTED = "reported"
 HALF, FIRST, SECOND = "vaerdict half", "first half", "second half"
 """The column of obs that names the halves, and their names."""
 
-BINS = 5
-"""Classes of expression, with equal numbers of genes, in which coverage is measured."""
-
 
 class Compared(NamedTuple):
     """The table of genes of a comparison of the halves, its contrasts, and the answers of the rivals to its rows.
 
-    Shapes: ``genes (rows,)``, the gene of each row among all; rivals have one value per row.
+    `expression` is the share of all molecules that a gene has in both halves, before anything was planted. Shapes:
+    ``genes (rows,)``, the gene of each row among all; ``expression (rows,)``; rivals have one value per row.
     """
 
     table: Any
     contrasts: Sequence[dict[str, Any]]
     genes: np.ndarray
+    expression: np.ndarray
     rivals: dict[str, RivalAnswer]
 
 
@@ -118,7 +118,10 @@ def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples:
     )
     place = {name: i for i, name in enumerate(gene_names(cells, options["gene_symbols"], []))}
     genes = np.array([place[gene] for gene in result.table["gene"]])
-    compared = Compared(result.table, result.results["contrasts"], genes, {})
+    compared = Compared(result.table, result.results["contrasts"], genes, np.zeros(len(genes)), {})
+    for rows, inside in _contrast_cells(cells, half >= 0, compared, options):
+        molecules = np.asarray(cells.X[inside].sum(0), dtype=np.float64).ravel()
+        compared.expression[rows] = molecules[genes[rows]] / max(molecules.sum(), 1.0)
     return compared._replace(rivals=_rivals(counts, cells, half, compared, task, options))
 
 
@@ -165,9 +168,9 @@ def _truth(
     """The true fold changes of the rows of the table, on its scale. Shapes: ``-> (rows,)``."""
     truth = np.zeros(len(compared.genes))
     for rows, inside in _contrast_cells(cells, members, compared, options):
-        genes, centred = compared.genes[rows], options["scale"] == "centred"
         owners = column(cells, options["sample_key"], role="sample_key")[inside] if options["sample_key"] else None
-        truth[rows] = true_lfc(cells.X[inside][:, genes], shares[:, genes], owners, centred=centred)
+        change = true_lfc(cells.X[inside], shares, owners, centred=options["scale"] == "centred")
+        truth[rows] = change[compared.genes[rows]]
     return truth
 
 
@@ -181,24 +184,24 @@ def _measured(compared: Compared, size: np.ndarray, truth: np.ndarray, task: Tas
     names = {"kind": task["stage"], "group": task["group"], "split": task["seed"], "replicates": replicates}
     table, delta, asked = compared.table, task["options"]["delta"], task["options"]["level"]
     levels, truths = sorted({*LEVELS, asked}), {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
-    prob, lfc, q = (table[name].to_numpy(dtype=np.float64) for name in ("prob_de", "lfc_mean", "q_value"))
-    is_de = table["is_de"].to_numpy(dtype=bool)
+    columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high", "q_value")
+    prob, lfc, low, high, q = (table[name].to_numpy(dtype=np.float64) for name in columns)
+    is_de, strata = table["is_de"].to_numpy(dtype=bool), stratify(compared.expression, size, truth, delta)
 
     def called(level: float) -> np.ndarray:
         return is_de if level == asked else q <= level
 
-    named = {**names, "method": REPORTED, "question": BEYOND_DELTA}
-    rows = [{**named, **row} for row in calls(called, truths[BEYOND_DELTA], levels, prob)]
-    effects = [{**named, **row} for row in by_size(size, called(asked), truth - lfc)]
-    as_tensor = torch.from_numpy
-    mae = measure(as_tensor(prob), as_tensor(lfc), as_tensor(truth), delta)["fdr_mae"]
-    covering, bins = covered(table, truth)
+    named, changed = {**names, "method": REPORTED, "question": BEYOND_DELTA}, truths[BEYOND_DELTA]
+    intervals = Intervals((low <= truth) & (truth <= high), truth - lfc)
+    rows = [{**named, **row} for row in calls(called, changed, levels, prob)]
+    parts = [{**named, **row} for row in by_stratum(strata, is_de, changed, size, intervals)]
+    mae = measure(torch.from_numpy(prob), torch.from_numpy(lfc), torch.from_numpy(truth), delta)["fdr_mae"]
     for name, answer in compared.rivals.items():
         named = {**names, "method": name, "question": RIVALS[name].question}
-        rows += [{**named, **row} for row in calls(answer.called, truths[named["question"]], levels)]
-        effects += [{**named, **row} for row in by_size(size, answer.called(asked))]
-    overall = [{**names, "method": REPORTED, "fdr_mae": mae, "coverage": covering}]
-    return {"rows": rows, "overall": overall, "effects": effects, "bins": [{**names, **row} for row in bins]}
+        changed = truths[named["question"]]
+        rows += [{**named, **row} for row in calls(answer.called, changed, levels)]
+        parts += [{**named, **row} for row in by_stratum(strata, answer.called(asked), changed, size)]
+    return {"rows": rows, "overall": [{**names, "method": REPORTED, "fdr_mae": mae}], "strata": parts}
 
 
 def calls(
@@ -207,56 +210,14 @@ def calls(
     levels: Sequence[float],
     prob: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The numbers of genes called at each level and of the false ones among them; an empty list has none.
+    """The numbers of genes called at each level and of the false ones among them.
 
     `prob` are the probabilities by which a method states the FDR of its list; adjusted p-values state none. Shapes:
     ``changed (genes,)`` bool, ``prob (genes,)``; `called_at` gives a mask ``(genes,)`` for a level.
     """
-    n_true, rows = int(changed.sum()), []
+    rows = []
     for level in levels:
         called = called_at(level)
-        n, n_false = int(called.sum()), int((called & ~changed).sum())
-        stated = None if prob is None else float((1 - prob[called]).mean()) if n else 0.0
-        rows.append(
-            {
-                "level": level,
-                "n_genes": len(changed),
-                "n_true": n_true,
-                "n_called": n,
-                "n_false": n_false,
-                "fdp": n_false / max(n, 1),
-                "tpr": (n - n_false) / n_true if n_true else None,
-                "expected_fdr": stated,
-            }
-        )
+        stated = None if prob is None else float((1 - prob[called]).mean()) if called.any() else 0.0
+        rows.append({"level": level, **counted(called, changed), "expected_fdr": stated})
     return rows
-
-
-def covered(table: Any, truth: np.ndarray) -> tuple[float, list[dict[str, Any]]]:
-    """The share of intervals that cover the truth: of all genes, and by expression from low to high."""
-    inside = ((table["lfc_low"] <= truth) & (truth <= table["lfc_high"])).to_numpy()
-    expression = ((table["mean_a"] + table["mean_b"]) / 2).to_numpy()
-    classes = np.array_split(np.argsort(expression, kind="stable"), min(BINS, len(table)))
-    bins = [
-        {"bin": i, "expression": float(np.median(expression[c])), "coverage": float(inside[c].mean()), "n": len(c)}
-        for i, c in enumerate(classes)
-    ]
-    return float(inside.mean()), bins
-
-
-def by_size(size: np.ndarray, called: np.ndarray, error: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """For each planted \\|LFC\\|: numbers of genes and of calls, and by how much estimates fall short of the truth.
-
-    `error` is the truth minus the estimate. Shapes: all ``(genes,)``.
-    """
-    planted_size = np.abs(size).round(6)
-    return [
-        {
-            "size": float(s),
-            "n": int(mask.sum()),
-            "called": int(called[mask].sum()),
-            "short": None if error is None else float((np.sign(size) * error)[mask].mean()),
-        }
-        for s in np.unique(planted_size)
-        for mask in [planted_size == s]
-    ]

@@ -21,7 +21,7 @@ from vaerdict.de.page.truth import (
     truth_pictures,
     truth_table,
 )
-from vaerdict.de.verdict import DECIDERS, Decider, Finding, advice, calls_message, findings
+from vaerdict.de.verdict import DECIDERS, Finding, advice, calls_message, findings
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.records import Row, read_run, rows_of, well_formed
 from vaerdict.report.tables import Column, Table
@@ -62,7 +62,7 @@ def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] 
     scale = f"LFC is on the {results['scale']} scale: {results['scale_meaning']}."
     summary_cards = [_calls_card(contrasts, genes), *(Card(p.question, p.answer, p.message, p.tone) for p in parts)]
     sections = [
-        Section("Truth beside the answer", _truth(check, decider) if check else []),
+        Section("Truth beside the answer", _truth(check) if check else []),
         Section("Verdict", [cards(summary_cards), contrasts_table(contrasts, genes, scale, decider)]),
         Section("Genes", [genes_view(packed(contrasts, genes, truth))]),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
@@ -72,7 +72,7 @@ def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] 
     what = contrasts[0]["name"] if len(contrasts) == 1 else f"{len(contrasts)} contrasts"
     return Document(
         f"Differential expression: {what}",
-        [*(truth_messages(check, decider) if check else []), *_summary(results, contrasts, parts)],
+        [*(truth_messages(check) if check else []), *_summary(results, contrasts, parts)],
         [section for section in sections if section.blocks],
         manifest,
         style=_asset("page.css"),
@@ -122,8 +122,8 @@ def _calls_card(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Card:
     return Card("How many genes are called?", answer, meaning, "good" if n else "open")
 
 
-def _truth(check: TruthCheck, decider: Decider) -> list[Block]:
-    return [cards(truth_cards(check, decider)), *truth_pictures(check), truth_table(check)]
+def _truth(check: TruthCheck) -> list[Block]:
+    return [cards(truth_cards(check)), *truth_pictures(check), truth_table(check)]
 
 
 def _model_sections(model: Row) -> list[Section]:

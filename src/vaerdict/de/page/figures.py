@@ -130,7 +130,7 @@ def _or_nan(value: Any) -> float:
 def against_truth(genes: KnownGenes, delta: float) -> Figure:
     """Estimated against true fold changes with intervals, marked by whether the call was right."""
     figure, axes = blank(height=5.0)
-    real, called = genes.truth.abs() >= delta, genes.reported.called
+    real, called = genes.truth.abs() >= delta, genes.called
     kinds = {
         "rightly not called": (~real & ~called, GREY, "o", 9),
         "rightly called": (real & called, _BLUE, "o", 9),
@@ -142,7 +142,7 @@ def against_truth(genes: KnownGenes, delta: float) -> Figure:
         x, low, high = (column[mask].numpy() for column in (genes.truth, genes.low, genes.high))
         axes.vlines(x, low, high, color=colour, alpha=0.25, linewidth=1, rasterized=many)
         look = {"s": size, "color": colour, "marker": marker, "label": f"{name} ({int(mask.sum())})"}
-        axes.scatter(x, genes.reported.lfc[mask].numpy(), zorder=2, rasterized=many, **look)
+        axes.scatter(x, genes.lfc[mask].numpy(), zorder=2, rasterized=many, **look)
     axes.axline((0, 0), slope=1, color=INK, linestyle="--", linewidth=1, zorder=3)
     for edge in (-delta, delta):
         axes.axvline(edge, color=GREY, linestyle=":", linewidth=1, zorder=0)
@@ -151,11 +151,10 @@ def against_truth(genes: KnownGenes, delta: float) -> Figure:
     return figure
 
 
-def achieved_fdr(curves: Mapping[str, Mapping[str, Sequence[float]]], level: float) -> Figure:
-    """Achieved against stated false discovery rates of the first 1, 2, ... genes of each method."""
+def achieved_fdr(curve: Mapping[str, Sequence[float]], level: float) -> Figure:
+    """Achieved against stated false discovery rates of the first 1, 2, ... genes."""
     figure, axes = blank(height=5.0)
-    for (name, curve), colour, style in zip(curves.items(), OKABE_ITO, ("-", "--"), strict=False):
-        axes.plot(curve["fdr"], curve["fdp"], color=colour, linestyle=style, label=name)
+    axes.plot(curve["fdr"], curve["fdp"], color=_BLUE, label="reported")
     axes.axline((0, 0), slope=1, color=GREY, linewidth=1, zorder=0)
     axes.axvline(level, color=INK, linestyle=":", linewidth=1, label="FDR asked for")
     axes.set(xlim=(0, _HIGHEST_FDR), ylim=(0, _HIGHEST_FDR), xlabel="stated FDR", ylabel="achieved FDR")

@@ -69,9 +69,9 @@ def _value(cell: str, kind: str) -> Any:
     return number if math.isfinite(number) else None
 
 
-def called(genes: Genes, column: str = "is_de") -> set[str]:
-    """The names of the genes called, or with ``naive_is_de`` of those that the naive bootstrap calls."""
-    return {gene for gene, flag in zip(genes["gene"], genes.get(column, ()), strict=False) if flag}
+def called(genes: Genes) -> set[str]:
+    """The names of the genes called."""
+    return {gene for gene, flag in zip(genes["gene"], genes["is_de"], strict=True) if flag}
 
 
 def leading(genes: Genes, n: int) -> list[dict[str, Any]]:

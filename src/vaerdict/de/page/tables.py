@@ -11,11 +11,6 @@ from vaerdict.report.page import flat
 from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Table
 
-NAIVE = (
-    "The naive bootstrap resamples the replicates of the raw counts, without dispersion and without shrinkage; it "
-    "calls genes with few counts too easily and is shown for comparison."
-)
-
 
 def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str, decider: Decider) -> Table:
     """What was found in each contrast; `scale` describes the fold change."""
@@ -30,28 +25,23 @@ def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale:
         Column("expected_fdr", "expected FDR, %", 2, 100),
         *([Column("share_by_model", "decided by the model, %", 0, 100)] if decider.rests_on_model else []),
         Column("share_contradicted", "counts contradict the model, %", 0, 100),
-        Column("n_naive", "called by a naive bootstrap"),
-        Column("n_both", "called by both"),
     ]
     rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
     columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
     note = f"{scale} A gene is differentially expressed if its LFC is at least {contrasts[0]['delta']:g} either way."
-    note += f" {NAIVE}" if rows[0]["n_naive"] is not None else ""
     return Table("contrasts", "Genes called in each contrast", columns, rows, note)
 
 
 def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
-    reported, naive = called(genes), called(genes, "naive_is_de")
+    n = len(called(genes))
     down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
     return {
         **{key: contrast[key] for key in ("name", "expected_fdr", "share_by_model", "share_contradicted")},
         "cells": _pair(contrast, "n_cells"),
         "samples": _pair(contrast, "n_samples"),
-        "n": len(reported),
-        "n_up": len(reported) - down,
+        "n": n,
+        "n_up": n - down,
         "n_down": down,
-        "n_naive": len(naive) if "naive_is_de" in genes else None,
-        "n_both": len(naive & reported) if "naive_is_de" in genes else None,
     }
 
 
@@ -69,12 +59,10 @@ def top_table(contrast: Row, genes: Genes, n: int) -> Table:
         Column("lfc_high", "high", 2, signed=True),
         Column("prob_de", "P(DE)", 3),
         Column("q_value", "q", 4),
-        Column("naive_lfc", "naive LFC", 2, signed=True),
     ]
     rows, (a, b) = leading(genes, n), group_names(contrast)
     caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"
     note = f"LFC: log2 fold change, {a} over {b}, with its credible interval." if rows else ""
-    columns = [column for column in columns if column.key in genes]
     return Table(f"top-{contrast['name']}", caption, columns, rows, note)
 
 
