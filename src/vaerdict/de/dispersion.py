@@ -50,9 +50,11 @@ class Bins(NamedTuple):
 
     @classmethod
     def of(cls, abundance: Tensor, per_bin: int = _PER_BIN) -> Bins:
-        """Classes of equal numbers of genes."""
-        n = max(1, min(_MOST_BINS, len(abundance) // per_bin))
-        log, genes = abundance.log(), torch.tensor_split(abundance.argsort(stable=True), n)
+        """Classes of about equal numbers of genes; genes of one abundance are in one class, in whatever order."""
+        n, log = max(1, min(_MOST_BINS, len(abundance) // per_bin)), abundance.log()
+        edges = log.sort().values[[len(log) * i // n for i in range(1, n)]]
+        number = torch.searchsorted(edges, log, right=True)
+        genes = [(number == i).nonzero().squeeze(-1) for i in number.unique()]
         return cls(log, genes, [float(log[part].median()) for part in genes])
 
     def curve(self, values: Sequence[float]) -> Tensor:
