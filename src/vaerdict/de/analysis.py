@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from vaerdict.core import DataError, Progress, silent
+from vaerdict.core import DataError, Progress, SettingError, silent
 from vaerdict.de import data
 from vaerdict.de.contrasts import FEWEST_IN_BATCH, Contrast, Labels, Side, compared_cells, contrasts, rows_to_read
 from vaerdict.de.counts_likelihood import (
@@ -163,6 +163,11 @@ class Analysis:
         """The likelihood of some genes, by cells, by samples, or by samples that have cells on both sides."""
         a, b, columns = contrast.a, contrast.b, torch.from_numpy(genes)
         if contrast.paired:
+            if self.covariates.names:
+                raise SettingError(
+                    f"all samples of {contrast.name} have cells on both sides and are pairs, which leave nothing to "
+                    "adjust that is the same in a pair; leave covariates out."
+                )
             names = sorted(a.samples)
             return paired_likelihood(
                 [(self._sums(a, None, s, columns), self._sums(b, None, s, columns)) for s in names]
