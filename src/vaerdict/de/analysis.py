@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,18 +13,19 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from vaerdict.core import Progress, silent
+from vaerdict.core import DataError, Progress, silent
 from vaerdict.de import data
 from vaerdict.de.contrasts import FEWEST_IN_BATCH, Contrast, Labels, Side, compared_cells, contrasts, rows_to_read
 from vaerdict.de.counts_likelihood import (
-    GroupProportions,
     LfcLikelihood,
+    SampleDesign,
     cells_likelihood,
-    group_proportions,
     paired_likelihood,
     samples_likelihood,
 )
-from vaerdict.de.options import DEOptions
+from vaerdict.de.design import Covariates, adjusted, fit_cell_effects, scaled_by_effects
+from vaerdict.de.options import ENOUGH_CELLS, FEWEST_GENES, FEWEST_SEEN, MODEL_GENES, SHARE_SEEN, DEOptions
+from vaerdict.de.sums import CellGroups, GroupSums
 from vaerdict.engines import Engine
 from vaerdict.models.scvi import Scvi
 from vaerdict.training.data import Rows, sparse_rows
@@ -35,178 +36,363 @@ OTHER_CELLS = 2000
 MOST_TRAINING = 10_000
 """Number of cells that models are trained on at most; of more, these many at random."""
 
-Stratum = tuple[str, int | None, str | None]
+Stratum = tuple[str, str | None, str | None]
 """A side of a contrast, or its cells of a batch, of a sample, or of both."""
+
+
+class ModelCells(NamedTuple):
+    """The cells and genes of a model: counts, and observations with one-hot batches or the covariates of a given model.
+
+    `place` are the cells compared among them. Shapes: ``genes (n,)`` columns of the file, ``place (compared,)``.
+    """
+
+    counts: data.Counts
+    rows: Rows
+    n_batches: int
+    genes: np.ndarray
+    place: np.ndarray
+
+
+class GeneChoice(NamedTuple):
+    """Genes of a contrast, as columns of the file: those expressed, those tested, and the cells they are seen in.
+
+    Shapes: ``expressed (e,)``, ``tested (t,)``, ``seen (all genes,)``; `least` is the number of cells needed.
+    """
+
+    expressed: np.ndarray
+    tested: np.ndarray
+    seen: np.ndarray
+    least: int
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """One analysis: its options, the cells read from the file, and the contrasts between some of them.
+    """One analysis: its options, the cells compared, the contrasts between them, and sums of the counts of all genes.
 
-    `labels` are of all cells of the file; `place` are the cells compared among those read, ``(compared,)``; `rows` are
-    the observations of all cells read, the counts followed by one-hot batches or the covariates of a given model.
+    `labels` are of all cells of the file; `cells` are the rows of the cells compared, ``(compared,)``, to which the
+    indices of contrasts refer; `source` reads their counts again.
     """
 
     options: DEOptions
     labels: Labels
     scvi: Scvi | None
-    counts: data.Counts
-    rows: Rows
-    n_batches: int
-    place: np.ndarray
+    source: Source
+    scan: data.Scan[Stratum]
+    cells: np.ndarray
     contrasts: list[Contrast]
+    covariates: Covariates
+    selection: str
+    chosen: np.ndarray | None
     warnings: list[str]
+    modelled: ModelCells | None
     model_name: str | None = None
     device: str = "cpu"
     engine: Engine | None = None
     progress: Progress = field(default=silent, repr=False)
 
+    # --------------------------------------------------------------------------------------------- of a model
     @property
-    def n_genes(self) -> int:
-        """Number of genes compared."""
-        return len(self.counts.genes)
+    def model_cells(self) -> ModelCells:
+        """The cells and genes of the model, which there is."""
+        assert self.modelled is not None
+        return self.modelled
 
     @property
-    def file_rows(self) -> np.ndarray:
-        """The rows of the file of the cells compared. Shapes: ``-> (compared,)``."""
-        return self.counts.cells[self.place]
+    def rows(self) -> Rows:
+        """Observations of all cells that the model reads."""
+        return self.model_cells.rows
+
+    @property
+    def n_genes(self) -> int:
+        """Number of genes of the model."""
+        return len(self.model_cells.genes)
+
+    @property
+    def n_batches(self) -> int:
+        """Number of batches that the model knows."""
+        return self.model_cells.n_batches
+
+    @property
+    def place(self) -> np.ndarray:
+        """The cells compared among those that the model reads. Shapes: ``-> (compared,)``."""
+        return self.model_cells.place
 
     @cached_property
     def read_labels(self) -> Labels:
-        """Labels of the cells read."""
-        return self.labels.take(self.counts.cells)
+        """Labels of the cells that the model reads."""
+        return self.labels.take(self.model_cells.counts.cells)
 
     @cached_property
     def compared(self) -> Rows:
         """Observations of the cells compared, which the indices of contrasts refer to."""
-        return self.rows if len(self.place) == self.rows.n else self.rows.select(torch.from_numpy(self.place))
+        place = self.model_cells.place
+        return self.rows if len(place) == self.rows.n else self.rows.select(torch.from_numpy(place))
 
+    # -------------------------------------------------------------------------------------------- of the counts
     @cached_property
     def digest(self) -> str:
         """A hash of the counts, genes and labels that are used."""
-        sha, labels = hashlib.sha256(self.counts.digest.encode()), self.read_labels
-        sha.update(np.ascontiguousarray(self.counts.cells).tobytes())
-        for names in (self.counts.genes, labels.group, labels.within, labels.sample, labels.batch):
+        sha, labels = hashlib.sha256(self.scan.digest.encode()), self.labels.take(self.cells)
+        sha.update(np.ascontiguousarray(self.cells).tobytes())
+        sha.update(np.ascontiguousarray(self.covariates.values[self.cells]).tobytes())
+        for names in (self.source.names, labels.group, labels.within, labels.sample, labels.batch):
             sha.update("\0".join(map(str, [] if names is None else names)).encode())
         return sha.hexdigest()
 
-    def side_counts(self) -> SideCounts:
-        """The counts of every side of the contrasts, in one pass over the cells compared."""
-        batches = self._batches()
-        strata = _strata(self.contrasts, batches)
-        return SideCounts(group_proportions(self.compared, self.n_genes, strata), len(batches))
+    def side(self, side: Side) -> GroupSums:
+        """The sums over all cells of a side."""
+        return self.scan.sums[side.name, None, None]
 
-    def _batches(self) -> list[Tensor]:
-        """Masks of the cells of each batch; one batch of all where none are named. Shapes: ``(compared,)`` each."""
-        if self.labels.batch is None:
-            return [torch.ones(len(self.place), dtype=torch.bool)]
-        batch = self.labels.batch[self.file_rows]
-        return [torch.from_numpy((batch == name).astype(bool)) for name in sorted(set(batch) - {None})]
-
-
-class SideCounts(NamedTuple):
-    """Proportions of the genes by side, batch and sample."""
-
-    proportions: Mapping[Stratum, GroupProportions]
-    n_batches: int
-
-    def side(self, side: Side) -> GroupProportions:
-        """The proportions in all cells of a side."""
-        return self.proportions[side.name, None, None]
-
-    def likelihood(self, contrast: Contrast) -> LfcLikelihood:
-        """The likelihood of a contrast, by cells, by samples, or by samples that have cells on both sides."""
-        a, b = contrast.a, contrast.b
-        if not a.samples:
-            pairs = [(self._parts(a, i), self._parts(b, i)) for i in range(self.n_batches)]
-            return cells_likelihood([(x[0], y[0]) for x, y in pairs if x and y])
-        if contrast.paired:
-            samples = sorted(a.samples)
-            return paired_likelihood(
-                [(self.proportions[a.name, None, s], self.proportions[b.name, None, s]) for s in samples]
+    def genes(self, contrast: Contrast) -> GeneChoice:
+        """The genes of a contrast: which are expressed is asked of both sides together, whatever their labels."""
+        a, b = self.side(contrast.a), self.side(contrast.b)
+        seen, fewest = (a.seen + b.seen).numpy(), min(a.n_cells, b.n_cells)
+        least = self.options.min_cells or max(FEWEST_SEEN, min(ENOUGH_CELLS, round(SHARE_SEEN * fewest)))
+        expressed = np.flatnonzero(seen >= least)
+        if self.modelled is not None:
+            return GeneChoice(expressed, self.modelled.genes, seen, least)
+        tested = expressed if self.chosen is None else np.intersect1d(expressed, self.chosen)
+        if len(tested) < FEWEST_GENES:
+            raise DataError(
+                f"{len(tested)} genes are seen in at least {least} of the cells of {contrast.name}; at least "
+                f"{FEWEST_GENES} are needed: lower min_cells, or give more cells."
             )
-        sides = [tuple(self._parts(side, i, *sorted(side.samples)) for side in (a, b)) for i in range(self.n_batches)]
-        return samples_likelihood([(x, y) for x, y in sides if x and y])
+        return GeneChoice(expressed, tested, seen, least)
 
-    def _parts(self, side: Side, batch: int, *samples: str) -> list[GroupProportions]:
-        """The side in a batch, or those of its samples that are in it."""
-        names: list[Stratum] = [(side.name, batch, sample) for sample in samples or (None,)]
-        return [self.proportions[name] for name in names if name in self.proportions]
+    def likelihood(self, contrast: Contrast, genes: np.ndarray) -> LfcLikelihood:
+        """The likelihood of some genes, by cells, by samples, or by samples that have cells on both sides."""
+        a, b, columns = contrast.a, contrast.b, torch.from_numpy(genes)
+        if contrast.paired:
+            names = sorted(a.samples)
+            return paired_likelihood(
+                [(self._sums(a, None, s, columns), self._sums(b, None, s, columns)) for s in names]
+            )
+        if a.samples:
+            return self._samples_likelihood(contrast, columns)
+        pairs = [
+            (self._sums(a, batch, None, columns), self._sums(b, batch, None, columns)) for batch in self._batches(a, b)
+        ]
+        if not self.covariates.names:
+            return cells_likelihood(pairs)
+        return self._adjusted_likelihood(contrast, genes, pairs)
+
+    def _sums(self, side: Side, batch: str | None, sample: str | None, genes: Tensor) -> GroupSums:
+        return self.scan.sums[side.name, batch, sample].take(genes)
+
+    def _batches(self, a: Side, b: Side) -> list[str | None]:
+        """The batches that hold enough cells of both sides; one of all cells where none are named."""
+        if self.labels.batch is None:
+            return [None]
+        names = sorted(set(self.labels.batch[self.cells]) - {None})
+        return [name for name in names if all(self._enough(side, name) for side in (a, b))]
+
+    def _enough(self, side: Side, batch: str | None, sample: str | None = None) -> bool:
+        name = (side.name, batch, sample)
+        return name in self.scan.sums and self.scan.sums.n_cells(name) >= FEWEST_IN_BATCH
+
+    def _samples_likelihood(self, contrast: Contrast, genes: Tensor) -> LfcLikelihood:
+        units, batches, first, values = [], [], [], []
+        named = [
+            (
+                batch,
+                [
+                    [s for s in sorted(side.samples) if self._enough(side, batch, s)]
+                    for side in (contrast.a, contrast.b)
+                ],
+            )
+            for batch in ([None] if self.labels.batch is None else sorted(set(self.labels.batch[self.cells]) - {None}))
+        ]
+        both = [(batch, sides) for batch, sides in named if all(sides)]
+        for number, (batch, sides) in enumerate(both):
+            for side, samples in zip((contrast.a, contrast.b), sides, strict=True):
+                for sample in samples:
+                    units.append(self._sums(side, batch, sample, genes))
+                    batches.append(number)
+                    first.append(side is contrast.a)
+                    values.append(self.covariates.values[self.cells[self._members(side, batch, sample)]].mean(0))
+        design = SampleDesign(torch.tensor(batches), torch.tensor(first), torch.from_numpy(np.array(values)))
+        if self.covariates.names:
+            weight = torch.ones(len(units), dtype=torch.float64)
+            self.covariates.check(contrast.name, design.covariates, design.first, design.batch, weight)
+        return samples_likelihood(units, design)
+
+    def _members(self, side: Side, batch: str | None, sample: str | None) -> np.ndarray:
+        """The cells of a side, of its batch and sample. Shapes: ``-> (n,)`` indices of the cells compared."""
+        cells = (side.cells if sample is None else side.samples[sample]).numpy()
+        return cells if batch is None else cells[self.labels.batch[self.cells[cells]] == batch]  # type: ignore[index]
+
+    def _adjusted_likelihood(
+        self, contrast: Contrast, genes: np.ndarray, pairs: Sequence[tuple[GroupSums, GroupSums]]
+    ) -> LfcLikelihood:
+        """With cells as replicates and covariates: libraries adjusted for their effects on each gene."""
+        sides = [side for _ in pairs for side in (contrast.a, contrast.b)]
+        batches = [batch for batch in self._batches(contrast.a, contrast.b) for _ in range(2)]
+        members = [self._members(side, batch, None) for side, batch in zip(sides, batches, strict=True)]
+        order = np.concatenate(members)
+        stratum = np.repeat(np.arange(len(members)), list(map(len, members)))
+        rows = np.argsort(order)  # in the order of the file, as blocks are read
+        cells, number = order[rows], torch.from_numpy(stratum[rows])
+        values = torch.from_numpy(self.covariates.values[self.cells[cells]])
+        library = torch.from_numpy(self.scan.totals[cells])
+        left = self.covariates.check(contrast.name, values, number % 2 == 0, number // 2, library)
+        totals = torch.stack([part.total for pair in pairs for part in pair])
+        weighted = sum(
+            (torch.from_numpy(block[:, genes].T @ values[start : start + block.shape[0]].numpy()))
+            for start, block in _starts(self.source.blocks(self.cells[cells]))
+        )
+        assert isinstance(weighted, Tensor)
+        effects = fit_cell_effects(totals, weighted, values, library, number)
+        groups = CellGroups({i: np.flatnonzero(number == i) for i in range(len(members))}, len(cells))
+        cross = groups.crossed(
+            scaled_by_effects(self.source.blocks(self.cells[cells]), genes, effects), library.numpy(), len(genes)
+        )
+        parts = [
+            adjusted(part, effects, torch.from_numpy(groups.members[i]), library, cross[i])
+            for i, part in enumerate(part for pair in pairs for part in pair)
+        ]
+        return cells_likelihood(list(zip(parts[::2], parts[1::2], strict=True)), left)
 
 
-def _strata(contrasts: Sequence[Contrast], batches: Sequence[Tensor]) -> dict[Stratum, Tensor]:
-    """Sets of at least two cells whose proportions are needed. Shapes: ``batches (compared,)`` masks."""
-    strata: dict[Stratum, Tensor] = {}
+def _starts(blocks: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    start = 0
+    for block in blocks:
+        yield start, block
+        start += block.shape[0]
+
+
+def _strata(contrasts: Sequence[Contrast], batch: np.ndarray | None) -> dict[Stratum, np.ndarray]:
+    """The sets of cells whose sums are needed. Shapes: ``batch (cells,)`` labels of the cells compared."""
+    strata: dict[Stratum, np.ndarray] = {}
     for side in (side for c in contrasts for side in (c.a, c.b)):
-        strata[side.name, None, None] = side.cells
-        strata |= {(side.name, None, sample): cells for sample, cells in side.samples.items()}
-        for i, mask in enumerate(batches):
-            strata[side.name, i, None] = side.cells[mask[side.cells]]
-            strata |= {(side.name, i, sample): cells[mask[cells]] for sample, cells in side.samples.items()}
-    return {name: cells for name, cells in strata.items() if len(cells) >= FEWEST_IN_BATCH}
+        parts = {None: side.cells.numpy()} | {sample: cells.numpy() for sample, cells in side.samples.items()}
+        strata |= {(side.name, None, sample): cells for sample, cells in parts.items()}
+        for name in [] if batch is None else sorted(set(batch[side.cells.numpy()]) - {None}):
+            strata |= {(side.name, name, sample): cells[batch[cells] == name] for sample, cells in parts.items()}  # type: ignore[index]
+    return strata
 
 
 # ------------------------------------------------------------------------------------------------------ reading
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where counts are read from: a file or data set, or the observations of a given model; `names` of all genes.
+
+    `ids` are the var_names of genes that the table calls otherwise. Shapes: ``matrix (cells, genes)``, sparse, of the
+    rows `cells` of the file.
+    """
+
+    adata: Any
+    layer: str | None
+    names: list[str]
+    ids: list[str] | None
+    matrix: Any = None
+    cells: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
+
+    def blocks(self, rows: np.ndarray) -> Iterator[Any]:
+        """Counts of all genes at rows of the file in rising order, some cells at a time."""
+        if self.matrix is None:
+            yield from data.count_blocks(self.adata, self.layer, rows)
+            return
+        place = np.searchsorted(self.cells, rows)
+        for start in range(0, len(rows), data.BLOCK):
+            yield self.matrix[place[start : start + data.BLOCK]].astype(np.float64)
+
+
 def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **how: Any) -> Analysis:
-    """Read the counts of the cells compared, and of some others; `how` are the other fields of `Analysis`."""
+    """Read the counts of the cells compared once; `how` are the other fields of `Analysis`."""
     warnings: list[str] = []
+    covariates = Covariates.read(adata, options.covariates)
     wanted = contrasts(labels, options.pairs, warnings)
     device = torch.device(how.get("device", "cpu"))
+    names = data.gene_names(adata, options.gene_symbols, warnings)
+    ids = None if options.gene_symbols is None else [str(name) for name in adata.var_names]
+    source, with_covariates = Source(adata, options.layer, names, ids), None
+    cells = compared_cells(wanted)
     if scvi is not None:
-        counts, rows = _cells_of_model(scvi, adata, wanted, options.gene_symbols, device)
-        n_batches = 0
-    else:
-        counts, rows, n_batches = _cells(adata, options, labels, wanted, device)
-    read_labels = labels.take(counts.cells)
-    place = compared_cells(contrasts(read_labels, options.pairs, []))
-    made = contrasts(read_labels.take(place), options.pairs, [])
-    lost = {c.name for c in wanted} - {c.name for c in made}
-    warnings += [f"left out: {name}, because too few of its cells have counts." for name in sorted(lost)]
-    return Analysis(options, labels, scvi, counts, rows, n_batches, place, made, warnings, **how)
+        source, with_covariates = _source_of_model(scvi, source, cells)
+    made = contrasts(labels.take(cells), options.pairs, [])
+    batch = None if labels.batch is None else labels.batch[cells]
+    missing = 0 if batch is None else sum(name is None for name in batch)
+    if missing:
+        raise DataError(f"{missing} of {len(cells)} cells have no batch_key; label them or remove them first.")
+    groups = CellGroups(_strata(made, batch), len(cells))
+    scanned = data.scan(source.blocks(cells), groups, len(names))
+    counted = scanned.totals > 0
+    if not counted.all():
+        warnings.append(f"{int((~counted).sum())} of {len(cells)} cells have no counts; left out.")
+        cells, kept = cells[counted], contrasts(labels.take(cells[counted]), options.pairs, [])
+        lost = {c.name for c in made} - {c.name for c in kept}
+        warnings += [f"left out: {name}, because too few of its cells have counts." for name in sorted(lost)]
+        made, scanned = kept, scanned._replace(totals=scanned.totals[counted])
+    has_model = scvi is not None or options.trains_model
+    base = Analysis(options, labels, scvi, source, scanned, cells, made, covariates, "", None, warnings, None, **how)
+    return _with_genes(base, with_covariates, has_model, device)
 
 
-def _cells(
-    adata: Any, options: DEOptions, labels: Labels, wanted: Sequence[Contrast], device: torch.device
-) -> tuple[data.Counts, Rows, int]:
-    """Counts of the cells compared and of others, with one-hot batches behind them, and the number of batches."""
+def _with_genes(base: Analysis, given: Any, has_model: bool, device: torch.device) -> Analysis:
+    """The analysis with the genes to test chosen, and with what a model reads where there is one."""
+    options, source, scvi = base.options, base.source, base.scvi
+    choices = [base.genes(contrast) for contrast in base.contrasts]
+    expressed, least = np.unique(np.concatenate([c.expressed for c in choices])), sorted({c.least for c in choices})
+    required = data.columns_of(options.keep_genes, source.names)
+    rare = [source.names[g] for g in required if g not in expressed]
+    needed = " to ".join(str(n) for n in dict.fromkeys((least[0], least[-1])))
+    if rare:
+        base.warnings.append(f"seen in fewer than {needed} of the cells compared and not tested: {data.listed(rare)}.")
+    selection = f"{len(expressed)} of {len(source.names)} genes: seen in at least {needed} of the cells compared"
+    if scvi is not None:
+        every = np.arange(len(source.names))
+        scvi.to(device)
+        counts = data.from_matrix(given[:, : len(every)], source.names, base.cells)
+        place = np.searchsorted(source.cells, base.cells)
+        modelled = ModelCells(counts, sparse_rows(given[place], device), 0, every, np.arange(len(base.cells)))
+        return replace(base, selection=f"all {len(every)} of the model", modelled=modelled)
+    n_top = options.n_top_genes or (MODEL_GENES if has_model else None)
+    if n_top is None:
+        return replace(base, selection=selection)
+    rows, scanned = _rows_for_choice(base, has_model)
+    chosen, how = data.variable_genes(scanned, expressed, lambda: source.blocks(rows), n_top)
+    chosen = np.union1d(chosen, np.intersect1d(required, expressed))
+    selection = selection.replace(f"{len(expressed)} of", f"{len(chosen)} of", 1) + how
+    if not has_model:
+        return replace(base, selection=selection, chosen=chosen)
+    return replace(base, selection=selection, modelled=_model_cells(base, rows, chosen, device))
+
+
+def _rows_for_choice(base: Analysis, has_model: bool) -> tuple[np.ndarray, data.Scan[Any]]:
+    """The rows of the cells compared and of others, which show what varies and which a model learns from."""
+    options, labels = base.options, base.labels
     unlabelled = np.array([label is None for label in labels.group]) if options.borrow else None
-    most = MOST_TRAINING if options.borrow else OTHER_CELLS
-    rows = rows_to_read(wanted, adata.n_obs, most, options.seed, unlabelled)
-    counts = data.read_counts(
-        adata,
-        rows,
-        _group_numbers(labels.group[rows], wanted),
-        layer=options.layer,
-        min_cells=options.min_cells,
-        n_top_genes=options.n_top_genes,
-        keep_genes=options.keep_genes,
-        gene_symbols=options.gene_symbols,
-    )
-    if labels.batch is None:
-        return counts, counts.rows(device), 0
-    one_hot, names = data.one_hot(labels.batch[counts.cells], role="batch_key")
-    return counts, counts.rows(device, one_hot), len(names)
+    most = MOST_TRAINING if options.borrow and has_model else OTHER_CELLS
+    rows = rows_to_read(base.cells, len(labels.group), most, options.seed, unlabelled)
+    if len(rows) == len(base.cells):
+        return rows, base.scan
+    nothing = CellGroups[str]({}, len(rows))
+    return rows, data.scan(base.source.blocks(rows), nothing, len(base.source.names))
 
 
-def _group_numbers(labels: np.ndarray, wanted: Sequence[Contrast]) -> np.ndarray:
-    """A number for each group that is compared, negative for cells of others. Shapes: ``(cells,) -> (cells,)``."""
-    rest = any(c.rest for c in wanted)
-    names = sorted({g for c in wanted for g in (c.group_a, c.group_b)} | set(labels if rest else ()) - {None})
-    number = {name: i for i, name in enumerate(names)}
-    return np.array([number.get(label, -1) for label in labels])
+def _model_cells(base: Analysis, rows: np.ndarray, genes: np.ndarray, device: torch.device) -> ModelCells:
+    """Counts of a model's cells and genes with one-hot batches behind them.
+
+    Cells without counts in these genes are left out of the training, and of the comparison.
+    """
+    counts = data.read_counts(base.source.adata, rows, genes, layer=base.options.layer)
+    lost = np.setdiff1d(base.cells, counts.cells)
+    if len(lost):
+        raise DataError(
+            f"{len(lost)} of the cells compared have no counts in the {len(genes)} genes of the model; give more genes "
+            "(n_top_genes), or remove these cells."
+        )
+    place = np.searchsorted(counts.cells, base.cells)
+    if base.labels.batch is None:
+        return ModelCells(counts, counts.rows(device), 0, genes, place)
+    one_hot, names = data.one_hot(base.labels.batch[counts.cells], role="batch_key")
+    return ModelCells(counts, counts.rows(device, one_hot), len(names), genes, place)
 
 
-def _cells_of_model(
-    model: Scvi, adata: Any, wanted: Sequence[Contrast], symbols: str | None, device: torch.device
-) -> tuple[data.Counts, Rows]:
+def _source_of_model(model: Scvi, source: Source, rows: np.ndarray) -> tuple[Source, Any]:
     """The cells compared as a given model takes them: all its genes, followed by its covariates."""
-    rows, n_genes = rows_to_read(wanted, adata.n_obs, 0, 0), model.columns["X"]
-    blocks = np.array_split(rows, -(-len(rows) // data.BLOCK))
+    n_genes, blocks = model.columns["X"], np.array_split(rows, -(-len(rows) // data.BLOCK))
     matrix: Any = sparse.vstack(
-        [sparse.csr_matrix(model.observations(adata, block).cpu().numpy()) for block in blocks], format="csr"
+        [sparse.csr_matrix(model.observations(source.adata, block).cpu().numpy()) for block in blocks], format="csr"
     )
-    warnings: list[str] = []
-    genes, ids = data.gene_names(adata, symbols, warnings), [str(name) for name in adata.var_names]
-    counts = data.from_matrix(matrix[:, :n_genes], genes, rows, f"all {n_genes} of the model")
-    model.to(device)
-    return replace(counts, ids=ids if symbols else None, warnings=warnings), sparse_rows(matrix, device)
+    return replace(source, matrix=matrix[:, :n_genes], cells=rows), matrix

@@ -14,7 +14,7 @@ class TableColumn(NamedTuple):
 
     `title` is its heading on the page, empty where the page does not show it; `{a}` and `{b}` stand for the names of
     the groups. `kind` says how it prints: text, flag, lfc, prob or small. `extra` columns are shown on demand.
-    `stage` names what computes it: always there, or only where it was asked for.
+    `stage` names what computes it: always there, or only with a model or other names of genes.
     """
 
     name: str
@@ -38,16 +38,32 @@ DE = (
     TableColumn("lfc_median", "posterior median of the log2 fold change", "LFC median", "lfc", extra=True),
     TableColumn("lfc_low", "lower end of its 90 % credible interval", "LFC low", "lfc"),
     TableColumn("lfc_high", "upper end of its 90 % credible interval", "LFC high", "lfc"),
-    TableColumn("prob_de", "posterior probability that |LFC| is at least delta", "P(DE)", "prob"),
+    TableColumn(
+        "prob_de",
+        "posterior probability that the LFC is beyond delta on its side: the larger of the next two",
+        "P(DE)",
+        "prob",
+    ),
     TableColumn("prob_up", "posterior probability that LFC is at least delta", "P(up)", "prob", extra=True),
     TableColumn("prob_down", "posterior probability that LFC is at most -delta", "P(down)", "prob", extra=True),
     TableColumn(
-        "q_value", "smallest posterior expected FDR, over all contrasts, at which the gene is called", "q", "small"
+        "lfsr", "local false sign rate: probability that the LFC is zero or of the other sign", "lfsr", "small"
     ),
-    TableColumn("is_de", "whether the gene is called at the FDR asked for", "called", "flag"),
-    TableColumn("mcse", "Monte-Carlo error of prob_de", "MCSE", "small", extra=True),
-    TableColumn("mean_a", "mean proportion of the gene in the cells of group_a", "mean in {a}", "small"),
-    TableColumn("mean_b", "mean proportion of the gene in the cells of group_b", "mean in {b}", "small"),
+    TableColumn(
+        "q_value",
+        "smallest posterior expected FDR at which the gene is called, and at least its lfsr",
+        "q",
+        "small",
+    ),
+    TableColumn(
+        "is_de",
+        "whether the gene is called: its q_value is small enough and its interval leaves out 0",
+        "called",
+        "flag",
+    ),
+    TableColumn("mcse", "Monte-Carlo error of prob_de; zero where it is computed exactly", "MCSE", "small", extra=True),
+    TableColumn("mean_a", "share of the counts of group_a that are of the gene", "mean in {a}", "small"),
+    TableColumn("mean_b", "share of the counts of group_b that are of the gene", "mean in {b}", "small"),
     TableColumn("seen_a", "share of the cells of group_a in which the gene is seen", "seen in {a}", "prob"),
     TableColumn("seen_b", "share of the cells of group_b in which the gene is seen", "seen in {b}", "prob"),
     TableColumn("model_lfc", "mean log2 fold change by the model alone", "model LFC", "lfc", True, MODEL),
@@ -57,7 +73,6 @@ DE = (
     TableColumn(
         "model_mean_b", "mean proportion in group_b by the model alone", "model mean in {b}", "small", True, MODEL
     ),
-    TableColumn("q_value_contrast", "as q_value, in this contrast alone", "q within", "small", extra=True),
 )
 """The columns of de.csv, one row for each contrast and gene."""
 
@@ -93,3 +108,12 @@ def column_table(columns: tuple[TableColumn, ...]) -> str:
 def column_help(columns: tuple[TableColumn, ...], file: str) -> str:
     """The columns as text for the help of a command."""
     return f"[bold]Columns of {file}[/bold]\n\n" + "\n\n".join(f"{c.name}: {c.meaning}" for c in columns)
+
+
+NOT_TESTED = (
+    TableColumn("contrast", "name of the contrast"),
+    TableColumn("gene", "name of the gene"),
+    TableColumn("cells_seen", "cells of either side in which the gene is seen"),
+    TableColumn("reason", "why the gene was not tested"),
+)
+"""The columns of not_tested.csv, one row for each contrast and gene that was not tested."""

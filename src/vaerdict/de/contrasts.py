@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -29,18 +29,22 @@ _REST = "rest"  # the name of all other groups together
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Labels of each cell: its group and, where they are named, its type, sample and batch. Shapes: ``(cells,)``."""
+    """Labels of each cell: its group and, where they are named, its type, sample and batch. Shapes: ``(cells,)``.
+
+    With `by_pairs` samples are compared within themselves, and those without cells on both sides are left out.
+    """
 
     column: str
     group: np.ndarray
     within: np.ndarray | None = None
     sample: np.ndarray | None = None
     batch: np.ndarray | None = None
+    by_pairs: bool = False
 
     def take(self, rows: np.ndarray) -> Labels:
         """The labels of some cells."""
         pick = (None if values is None else values[rows] for values in (self.within, self.sample, self.batch))
-        return Labels(self.column, self.group[rows], *pick)
+        return Labels(self.column, self.group[rows], *pick, by_pairs=self.by_pairs)
 
     def atoms(self) -> Tensor:
         """A number for each combination of labels that occurs; negative where a cell has no group."""
@@ -163,6 +167,9 @@ def _contrast(labels: Labels, a: str, b: str | None, within: str | None) -> Cont
     name = f"{name_a} vs {_REST if b is None else name_b}{place}"
     side_a, lost_a = _side(labels, f"{name_a}{place}", is_a & inside)
     side_b, lost_b = _side(labels, f"{name_b}{place}", is_b & inside)
+    if labels.by_pairs:
+        side_a, side_b, lost = _pairs(name, side_a, side_b)
+        lost_b = [*lost_b, *lost]
     used = _used(labels, name, side_a, side_b)
     notes = [*lost_a, *lost_b, *_unpaired(name, side_a, side_b), *_alone(name, side_a, side_b, used)]
     return Contrast(name, a, _REST if b is None else b, b is None, within, side_a, side_b, used, tuple(notes))
@@ -190,6 +197,23 @@ def _side(labels: Labels, name: str, mask: np.ndarray) -> tuple[Side, list[str]]
             f"replicates need at least {FEWEST_SAMPLES} in each group: leave sample_key out to compare cells."
         )
     return Side(name, torch.cat(list(samples.values())).sort().values, samples), _lost(name, cells, every, samples)
+
+
+def _pairs(name: str, a: Side, b: Side) -> tuple[Side, Side, list[str]]:
+    """Both sides with the samples that have cells on both, and a message about the others."""
+    shared, every = a.samples.keys() & b.samples.keys(), a.samples.keys() | b.samples.keys()
+    if len(shared) < FEWEST_SAMPLES:
+        raise SettingError(
+            f"{name} has {len(shared)} pairs with {FEWEST_CELLS} cells or more on both sides; at least "
+            f"{FEWEST_SAMPLES} are needed: leave pair_by out."
+        )
+    lost = [f"{name}: {len(every) - len(shared)} of {len(every)} pairs have cells on one side only and are left out."]
+    return _only(a, shared), _only(b, shared), lost if len(shared) < len(every) else []
+
+
+def _only(side: Side, names: Set[str]) -> Side:
+    samples = {sample: cells for sample, cells in side.samples.items() if sample in names}
+    return Side(side.name, torch.cat(list(samples.values())).sort().values, samples)
 
 
 def _lost(name: str, cells: np.ndarray, every: Mapping[str, np.ndarray], samples: Mapping[str, Tensor]) -> list[str]:
@@ -254,13 +278,12 @@ def compared_cells(contrasts: Sequence[Contrast]) -> np.ndarray:
 
 
 def rows_to_read(
-    contrasts: Sequence[Contrast], n_cells: int, most: int, seed: int, first: np.ndarray | None = None
+    compared: np.ndarray, n_cells: int, most: int, seed: int, first: np.ndarray | None = None
 ) -> np.ndarray:
     """The rows of all cells compared, and of random others as long as there are fewer than `most`.
 
-    Others of the mask `first` come before the rest. Shapes: ``first (n_cells,)``.
+    Others of the mask `first` come before the rest. Shapes: ``compared (c,)``, ``first (n_cells,)``.
     """
-    compared = compared_cells(contrasts)
     others = np.random.default_rng([seed, 41]).permutation(np.setdiff1d(np.arange(n_cells), compared))
     if first is not None:
         others = others[np.argsort(~first[others], kind="stable")]

@@ -174,7 +174,7 @@ class SampleDesign:
         return torch.cat([self.sides, self.covariates], -1)
 
     def informative(self, weight: Tensor) -> Tensor:
-        """Share of the information on the fold change that covariates leave. Shapes: ``(samples, genes) -> (genes,)``."""
+        """Share of the information that covariates leave the fold change. Shapes: ``(samples, genes) -> (genes,)``."""
         if not self.covariates.shape[1]:
             return torch.ones(weight.shape[1], dtype=torch.float64)
         batches = torch.nn.functional.one_hot(self.batch).double()
@@ -375,6 +375,7 @@ def _mixed(
     posterior = torch.empty_like(scaled)
     for genes in bins.genes:
         shares = torch.full((scaled.shape[1],), 1 / scaled.shape[1], dtype=torch.float64)
+        part = scaled[genes]
         for _ in range(_EM_STEPS):
             part = shares * scaled[genes]
             part = part / part.sum(-1, keepdim=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from scipy import sparse
 from torch import Tensor
 
 from vaerdict.core import DataError, SettingError
-from vaerdict.de.variable_genes import GeneSums, most_variable
+from vaerdict.de.sums import CellGroups, CountSums
+from vaerdict.de.variable_genes import Blocks, GeneSums, most_variable
 from vaerdict.optional import isolated, require
 from vaerdict.training.data import Rows, sparse_rows
+
+K = TypeVar("K")
 
 BLOCK = 2048
 """Cells read together."""
@@ -103,9 +106,7 @@ class StoredRows:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Counts of some cells and genes, which rows of the file they are, and how the genes were chosen.
-
-    `digest` is a hash of the counts; `ids` are the var_names of genes that the table calls otherwise.
+    """Counts of some cells and genes, and which rows of the file they are; `digest` is a hash of the counts.
 
     Shapes: ``matrix (cells, genes)``, sparse rows of float32 or `StoredCounts`; ``cells (cells,)``,
     ``totals (cells,)``.
@@ -115,10 +116,7 @@ class Counts:
     genes: list[str]
     cells: np.ndarray
     totals: np.ndarray
-    selection: str
     digest: str
-    warnings: list[str] = field(default_factory=list)
-    ids: list[str] | None = None
 
     def tensor(self) -> Tensor:
         """The counts, dense. Shapes: ``-> (cells, genes)``."""
@@ -160,7 +158,7 @@ def column(adata: Any, key: str, *, role: str) -> np.ndarray:
     """
     if key not in adata.obs:
         names = [str(name) for name in adata.obs.columns]
-        raise SettingError(f"{role}={key!r} is no column of obs{_closest(key, names)}; there are {_listed(names)}.")
+        raise SettingError(f"{role}={key!r} is no column of obs{_closest(key, names)}; there are {listed(names)}.")
     values = adata.obs[key]
     texts = {value: label(value) for value in values.dropna().unique()}
     return values.astype(object).map(texts).to_numpy(dtype=object, na_value=None)
@@ -176,7 +174,7 @@ def check_group(name: str, labels: np.ndarray, *, role: str, column: str) -> str
     groups, group = sorted({label for label in labels if label is not None}), label(name)
     if group not in groups:
         raise SettingError(
-            f"{role}={name!r} is no group of {column!r}{_closest(group, groups)}; there are {_listed(groups)}."
+            f"{role}={name!r} is no group of {column!r}{_closest(group, groups)}; there are {listed(groups)}."
         )
     return group
 
@@ -198,112 +196,82 @@ def _closest(name: str, names: list[str]) -> str:
     return f" (did you mean {spelled[matches[0]]!r}?)" if matches else ""
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
     shown = ", ".join(names[:_SHOWN]) if names else "none"
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 # ------------------------------------------------------------------------------------------------------ counts
-def read_counts(
-    adata: Any,
-    rows: np.ndarray,
-    groups: np.ndarray,
-    *,
-    layer: str | None = None,
-    min_cells: int = 3,
-    n_top_genes: int | None = 2000,
-    keep_genes: Sequence[str] = (),
-    gene_symbols: str | None = None,
-) -> Counts:
-    """Counts of cells, of genes seen in at least `min_cells` cells of a group and, of these, the most variable.
+class Scan(NamedTuple, Generic[K]):
+    """What one pass over cells shows of all genes: sums by group, totals of cells, and a hash of the counts.
 
-    Cells without any count in the genes chosen are left out with a warning. Genes of the same name (see `gene_names`)
-    get a suffix.
-
-    Parameters
-    ----------
-    adata
-        AnnData of raw counts, in memory or backed.
-    rows, groups
-        The cells of the file to read, in rising order, and the number of each cell's group, negative for none.
-        Shapes: ``(cells,)``.
-    layer
-        Layer of raw counts; X by default.
-    min_cells
-        Least number of cells of a group in which a gene must be seen.
-    n_top_genes
-        Number of most variable genes; None for all.
-    keep_genes
-        Genes that need not be among the most variable.
-    gene_symbols
-        Column of var with the names of genes.
+    Shapes: ``totals (cells,)``.
     """
-    if adata.n_obs == 0 or adata.n_vars == 0:
-        raise DataError(f"the data hold {adata.n_obs} cells and {adata.n_vars} genes; both are needed.")
-    source, name, warnings = _source(adata, layer), f"layer {layer!r}" if layer else "X", []
-    names = gene_names(adata, gene_symbols, warnings)
-    required = _columns_of(keep_genes, names)
-    blocks = partial(_blocks, source, rows)
-    seen, sums = _first_pass((_checked(block, name, adata) for block in blocks()), groups, adata.n_vars)
-    genes = np.flatnonzero(seen >= min_cells)
-    if len(genes) < 2:
-        raise DataError(
-            f"{len(genes)} genes are seen in at least {min_cells} cells of a group; at least two are needed: "
-            "lower min_cells or give more cells."
-        )
-    rare = [names[g] for g in required if g not in genes]
-    if rare:
-        warnings.append(f"seen in fewer than {min_cells} cells of a group and not compared: {_listed(rare)}.")
-    genes, how = _variable(sums, genes, len(rows), blocks, n_top_genes, required)
-    selection = f"{len(genes)} of {adata.n_vars} genes: seen in at least {min_cells} cells of a group{how}"
+
+    sums: CountSums[K]
+    genes: GeneSums
+    totals: np.ndarray
+    digest: str
+
+
+def scan(blocks: Iterable[Any], groups: CellGroups[K], n_genes: int) -> Scan[K]:
+    """Read all cells once, some at a time. Shapes: ``blocks (c, genes)``, sparse rows."""
+    totals, sha, sums = [], hashlib.sha256(), GeneSums(np.zeros(n_genes), np.zeros(n_genes))
+
+    def noted() -> Iterator[Any]:
+        nonlocal sums
+        for block in blocks:
+            block.sort_indices()
+            for array in (block.data.astype(np.float32), block.indices, block.indptr):
+                sha.update(np.ascontiguousarray(array).tobytes())
+            totals.append(np.asarray(block.sum(1), dtype=np.float64).ravel())
+            sums = sums.plus(GeneSums.of(block))
+            yield block
+
+    grouped = groups.sums(noted(), n_genes)
+    return Scan(grouped, sums, np.concatenate(totals) if totals else np.zeros(0), sha.hexdigest())
+
+
+def read_counts(adata: Any, rows: np.ndarray, genes: np.ndarray, *, layer: str | None = None) -> Counts:
+    """Counts of cells and genes that were scanned; cells without any count in these genes are left out.
+
+    Shapes: ``rows (cells,)`` and ``genes (genes,)``, in rising order.
+    """
+    source = _source(adata, layer)
     path = _file_to_reread(adata, source)
-    matrix, totals, digest = _collected((block[:, genes] for block in blocks()), most=None if path is None else MEMORY)
+    blocks = (block[:, genes] for block in _blocks(source, rows))
+    matrix, totals, digest = _collected(blocks, most=None if path is None else MEMORY)
     counted = totals > 0
-    if not counted.all():
-        warnings.append(
-            f"{int((~counted).sum())} of {len(counted)} cells have no counts in the genes compared; left out."
-        )
     if matrix is None:
         matrix = StoredCounts(str(path), layer, rows[counted], genes)
     elif not counted.all():
         matrix = matrix[counted]
-    ids = None if gene_symbols is None else [str(name) for name in adata.var_names[genes]]
-    return Counts(matrix, [names[g] for g in genes], rows[counted], totals[counted], selection, digest, warnings, ids)
+    return Counts(matrix, [str(name) for name in adata.var_names[genes]], rows[counted], totals[counted], digest)
 
 
-def from_matrix(matrix: Any, genes: list[str], cells: np.ndarray, selection: str) -> Counts:
+def from_matrix(matrix: Any, genes: list[str], cells: np.ndarray) -> Counts:
     """Counts of all cells and genes of a matrix. Shapes: ``matrix (cells, genes)``, sparse rows."""
     collected, totals, digest = _collected([matrix], most=None)
-    return Counts(collected, genes, cells, totals, selection, digest)
+    return Counts(collected, genes, cells, totals, digest)
 
 
-def count_blocks(adata: Any, layer: str | None, rows: np.ndarray, size: int) -> Iterator[Any]:
+def count_blocks(adata: Any, layer: str | None, rows: np.ndarray, size: int | None = None) -> Iterator[Any]:
     """Counts of all genes, `size` cells at a time and checked, at `rows` in rising order. Shapes: ``-> (size, genes)``.
 
-    Sparse rows of float64 without explicit zeros.
+    Sparse rows of float64 without explicit zeros. By default there are `BLOCK` cells, fewer of a dense matrix.
     """
-    source, name = _source(adata, layer), f"layer {layer!r}" if layer else "X"
-    for start in range(0, len(rows), size):
-        yield _checked(_rows(source, rows[start : start + size]), name, adata)
+    if adata.n_obs == 0 or adata.n_vars == 0:
+        raise DataError(f"the data hold {adata.n_obs} cells and {adata.n_vars} genes; both are needed.")
+    name = f"layer {layer!r}" if layer else "X"
+    for block in _blocks(_source(adata, layer), rows, size):
+        yield _checked(block, name, adata)
 
 
 def _file_to_reread(adata: Any, source: Any) -> str | None:
     """The file to read rows from again, None where there is none or it is slow at that, as compressed columns are."""
     on_disk = getattr(adata, "isbacked", False) and not adata.is_view and getattr(source, "format", "csr") == "csr"
     return str(adata.filename) if on_disk else None
-
-
-def _first_pass(blocks: Iterable[Any], groups: np.ndarray, n_genes: int) -> tuple[np.ndarray, GeneSums]:
-    """The most cells of a group that each gene is seen in, and sums over all cells. Shapes: ``-> (genes,)``."""
-    seen = np.zeros((int(groups.max(initial=0)) + 1, n_genes), dtype=np.int64)
-    sums, start = GeneSums(np.zeros(n_genes), np.zeros(n_genes)), 0
-    for block in blocks:
-        sums = sums.plus(GeneSums.of(block))
-        labels = groups[start : start + block.shape[0]]
-        for group in np.unique(labels[labels >= 0]):
-            seen[group] += block[labels == group].getnnz(0)
-        start += block.shape[0]
-    return seen.max(0), sums
 
 
 def _collected(blocks: Iterable[Any], most: int | None) -> tuple[Any, np.ndarray, str]:
@@ -324,11 +292,11 @@ def _collected(blocks: Iterable[Any], most: int | None) -> tuple[Any, np.ndarray
 def _source(adata: Any, layer: str | None) -> Any:
     if layer is None:
         if adata.X is None:
-            raise DataError(f"the data have no X; name a layer of counts, there are {_listed(list(adata.layers))}.")
+            raise DataError(f"the data have no X; name a layer of counts, there are {listed(list(adata.layers))}.")
         return _by_rows(adata.X)
     if layer not in adata.layers:
         names = [str(name) for name in adata.layers]
-        raise SettingError(f"layer={layer!r} is not there{_closest(layer, names)}; there are {_listed(names)}.")
+        raise SettingError(f"layer={layer!r} is not there{_closest(layer, names)}; there are {listed(names)}.")
     return _by_rows(adata.layers[layer])
 
 
@@ -336,10 +304,10 @@ def _by_rows(matrix: Any) -> Any:
     return matrix.tocsr() if sparse.issparse(matrix) and matrix.format != "csr" else matrix
 
 
-def _blocks(source: Any, rows: np.ndarray) -> Iterator[Any]:
+def _blocks(source: Any, rows: np.ndarray, size: int | None = None) -> Iterator[Any]:
     """Sparse rows of float64, a block of cells at a time; blocks of a dense matrix are smaller."""
     dense = not hasattr(source, "format")
-    size = min(BLOCK, max(1, _DENSE // source.shape[1])) if dense else BLOCK
+    size = size or (min(BLOCK, max(1, _DENSE // source.shape[1])) if dense else BLOCK)
     for start in range(0, len(rows), size):
         yield _rows(source, rows[start : start + size])
 
@@ -401,7 +369,7 @@ def _total(block: Any) -> float:
 
 def _remedy(name: str, adata: Any) -> str:
     layers = [str(layer) for layer in adata.layers if name != f"layer {layer!r}"]
-    hints = [f"name a layer of raw counts (there are {_listed(layers)})"] if layers else []
+    hints = [f"name a layer of raw counts (there are {listed(layers)})"] if layers else []
     hints += ["use adata.raw.to_adata()"] if getattr(adata, "raw", None) is not None else []
     return f"{' or '.join(hints)}." if hints else "start from the raw counts."
 
@@ -414,19 +382,19 @@ def gene_names(adata: Any, symbols: str | None, warnings: list[str]) -> list[str
     if symbols not in adata.var:
         names = [str(name) for name in adata.var.columns]
         raise SettingError(
-            f"gene_symbols={symbols!r} is no column of var{_closest(symbols, names)}; there are {_listed(names)}."
+            f"gene_symbols={symbols!r} is no column of var{_closest(symbols, names)}; there are {listed(names)}."
         )
     values = adata.var[symbols].astype(object)
     return _unique(values.where(values.notna(), adata.var_names), warnings)
 
 
-def _columns_of(genes: Sequence[str], names: list[str]) -> np.ndarray:
+def columns_of(genes: Sequence[str], names: list[str]) -> np.ndarray:
     """The columns of the genes named by `keep_genes`; unknown ones are refused. Shapes: ``-> (n,)``."""
     place = {name: i for i, name in enumerate(names)}
     unknown = [gene for gene in dict.fromkeys(map(str, genes)) if gene not in place]
     if unknown:
-        listed = ", ".join(f"{gene!r}{_closest(gene, names)}" for gene in unknown[:_SHOWN])
-        raise SettingError(f"keep_genes names {len(unknown)} genes that are not there: {listed}.")
+        shown = ", ".join(f"{gene!r}{_closest(gene, names)}" for gene in unknown[:_SHOWN])
+        raise SettingError(f"keep_genes names {len(unknown)} genes that are not there: {shown}.")
     return np.array(sorted({place[str(gene)] for gene in genes}), dtype=int)
 
 
@@ -447,20 +415,17 @@ def _unique(names: Any, warnings: list[str]) -> list[str]:
     return unique
 
 
-def _variable(
-    sums: GeneSums, genes: np.ndarray, n: int, blocks: Any, n_top: int | None, required: np.ndarray
-) -> tuple[np.ndarray, str]:
-    """The most variable genes and the required ones, in the order of the file, and how they were chosen.
+def variable_genes(scanned: Scan[Any], genes: np.ndarray, blocks: Blocks, n_top: int) -> tuple[np.ndarray, str]:
+    """The most variable of some genes, and how they were chosen; all of them where the choice cannot be made.
 
-    All genes stay where the choice cannot be made.
+    Shapes: ``genes (n,) -> (n_top,)``.
     """
-    if n_top is None or len(genes) <= n_top:
+    if len(genes) <= n_top:
         return genes, ""
     require("skmisc.loess", "bio")
+    n = len(scanned.totals)
     try:
-        variable = most_variable(sums.take(genes), n, lambda: (block[:, genes] for block in blocks()), n_top)
+        chosen = most_variable(scanned.genes.take(genes), n, lambda: (block[:, genes] for block in blocks()), n_top)
     except Exception as error:  # its curve fails in many ways on few or odd cells
         return genes, f"; all of them, because the choice of variable genes failed ({type(error).__name__}: {error})"
-    chosen = np.union1d(genes[variable], np.intersect1d(required, genes))
-    extra = f" and {len(chosen) - len(variable)} asked for" if len(chosen) > len(variable) else ""
-    return chosen, f", and of those the {len(variable)} most variable (seurat_v3){extra}"
+    return genes[chosen], f", and of those the {n_top} most variable (seurat_v3)"

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
-from vaerdict.de.moderation import LARGEST_DF, inverse_trigamma
+from vaerdict.de.moderation import inverse_trigamma
 from vaerdict.de.sums import GroupSums
 
 _PER_BIN = 150  # genes that a point of a trend is estimated from
@@ -30,6 +29,7 @@ _LARGEST = 20.0  # of the trend: more than a thousandfold between cells
 _SIMULATED, _CELLS = 200, 200  # genes and cells at most of a simulation
 _MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the trend, that genes are simulated with
 _SEED = 5
+_APART, _SHARE_APART = 3.0, 0.02  # standard deviation, on the logarithm, of genes unlike the others; their share
 _STEPS = 25
 
 
@@ -204,14 +204,33 @@ def _moderated(groups: Sequence[_Logs], trend: Tensor) -> list[Dispersion]:
     return [_posterior(own, other, variance, covariance, trend) for own, other in ((a, b), (b, a))]
 
 
+class _Updated(NamedTuple):
+    """A normal after an observation: mean, variance and log-evidence up to a constant. Shapes: ``(genes,)`` each."""
+
+    mean: Tensor
+    variance: Tensor
+    log_evidence: Tensor
+
+
+def _updated(mean: Tensor, variance: Tensor, observed: Tensor, precision: Tensor) -> _Updated:
+    gain = variance * precision / (1 + variance * precision)
+    surprise = precision * (observed - mean).square() / (1 + variance * precision)
+    evidence = -0.5 * (surprise + torch.log1p(variance * precision))
+    return _Updated(mean + gain * (observed - mean), variance * (1 - gain), evidence)
+
+
 def _posterior(own: _Logs, other: _Logs, variance: float, covariance: float, trend: Tensor) -> Dispersion:
     """The factor of one group given the deviations of both."""
     precision, p_other = 1 / own.variance, 1 / other.variance
     # normal, two observations: first the other group, then the own
     gain = covariance * p_other / (1 + variance * p_other)
     mean, left = gain * other.deviation, variance - covariance * gain
-    gain = left * precision / (1 + left * precision)
-    mean, left = mean + gain * (own.deviation - mean), left * (1 - gain)
+    usual, apart = (_updated(mean, left + more, own.deviation, precision) for more in (0.0, _APART**2))
+    # one gene in fifty may vary far more than the others, as one does whose counts are nearly all in one cell
+    odds = _SHARE_APART / (1 - _SHARE_APART) * (apart.log_evidence - usual.log_evidence).exp()
+    share = torch.where(own.deviation > mean, odds / (1 + odds), 0.0).nan_to_num(1.0)
+    mean = usual.mean + share * (apart.mean - usual.mean)
+    left = usual.variance + share * (apart.variance - usual.variance)
     df = _df_of(left)
     return Dispersion(trend, (own.mean + mean + torch.special.digamma(df / 2) - (df / 2).log()).exp(), df)
 

@@ -1,4 +1,4 @@
-"""From group averages to genes: log2 fold changes, their probabilities and intervals, and the set at a target FDR."""
+"""What a log2 fold change is of, and its summaries gene by gene: from joint draws, or from exact posteriors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.decisions import discoveries, q_values
+from vaerdict.de.shrinkage import LfcPosterior
 
 _AT_A_TIME = 2**22  # numbers a quantile is taken of: older versions of torch refuse more than 2^24
 
@@ -49,8 +49,8 @@ def _quantiles(lfc: Tensor, levels: Sequence[float]) -> Tensor:
     return torch.cat([some.quantile(lfc.new_tensor(levels), 0) for some in columns], 1)
 
 
-CENTRED = Estimand("centred", "log2 fold change of mean expression, if half of the genes change no more", centred=True)
-PROPORTION = Estimand("proportion", "log2 fold change of the mean proportion of each gene")
+CENTRED = Estimand("centred", "log2 fold change relative to the genes that do not change", centred=True)
+PROPORTION = Estimand("proportion", "log2 fold change of the share that a gene has of all counts")
 PAIR = Estimand("pair", "log2 ratio of the proportions in one random cell of each group, as in scvi-tools", pairs=True)
 ESTIMANDS = {estimand.name: estimand for estimand in (CENTRED, PROPORTION, PAIR)}
 
@@ -69,91 +69,81 @@ class Effect(NamedTuple):
     n_effective: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The genes of group a against those of group b.
-
-    A gene is differentially expressed where its |LFC| is at least `delta`; `level` is the target FDR. `table` holds one
-    tensor a column: ``lfc_mean``, ``lfc_median`` and the credible interval ``lfc_low`` to ``lfc_high``; ``prob_up`` and
-    ``prob_down``, that the LFC is at least delta or at most minus delta, and ``prob_de``, their sum, with its
-    Monte-Carlo error ``mcse``; ``q_value``, the smallest posterior expected FDR at which the gene is called, and
-    ``is_de``; ``mean_a`` and ``mean_b``, the groups' expression.
-    """
-
-    estimand: Estimand
-    delta: float
-    level: float
-    table: dict[str, Tensor]
+GeneTable = dict[str, Tensor]
+"""The columns of one contrast. Shapes: ``(genes,)`` each."""
 
 
-def comparison(
-    effect: Effect,
-    mean_a: Tensor,
-    mean_b: Tensor,
-    *,
-    estimand: Estimand,
-    delta: float = 0.5,
-    level: float = 0.05,
-    interval: float = INTERVAL,
-) -> Comparison:
-    r"""Summarise joint draws of log2 fold changes gene by gene.
-
-    Genes of equal probability are ranked by :math:`|E\,\mathrm{LFC}|`.
-
-    Parameters
-    ----------
-    effect
-        Draws of the fold changes, ``(draws, genes)``, with their effective number.
-    mean_a, mean_b
-        Expression of both groups, ``(genes,)``.
-    estimand
-        What the fold change is of.
-    delta
-        Least |LFC| of a differentially expressed gene.
-    level
-        FDR of the genes called.
-    interval
-        Probability of the credible interval.
-
-    Returns
-    -------
-    Comparison
-        The columns ``lfc_mean`` to ``mean_b`` of `vaerdict.de.columns`.
-
-    Examples
-    --------
-    >>> effect = Effect(torch.tensor([[2.0, 0.0], [2.2, 0.1]]), torch.full((2,), 2.0))
-    >>> comparison(effect, torch.ones(2), torch.ones(2), estimand=PROPORTION).table["prob_de"]
-    tensor([1., 0.], dtype=torch.float64)
-    """
+def check_delta(delta: float) -> None:
+    """A threshold of zero is refused."""
     if not delta > 0:
         raise SettingError(f"delta={delta} must be positive: every gene changes by at least zero.")
+
+
+def summarise_draws(effect: Effect, *, delta: float = 0.5, interval: float = INTERVAL) -> GeneTable:
+    r"""Summarise joint draws of log2 fold changes: the columns ``lfc_mean`` to ``lfsr``, ``lfdr`` and ``mcse``.
+
+    ``lfdr`` is the probability that a gene does not change by delta in the direction in which it seems to.
+
+    >>> effect = Effect(torch.tensor([[2.0, 0.0], [2.2, 0.1]]), torch.full((2,), 2.0))
+    >>> summarise_draws(effect)["prob_de"]
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    check_delta(delta)
     if not 0 < interval < 1:
         raise SettingError(f"interval={interval} is no probability strictly between 0 and 1.")
     lfc = effect.lfc
-    if lfc.dim() != 2 or mean_a.shape != lfc.shape[1:] or mean_b.shape != lfc.shape[1:]:
+    if lfc.dim() != 2 or effect.n_effective.shape != lfc.shape[1:]:
         raise ShapeError(
-            f"draws {tuple(lfc.shape)} with means {tuple(mean_a.shape)} and {tuple(mean_b.shape)}; "
-            "expected (draws, genes) and (genes,)."
+            f"draws {tuple(lfc.shape)} worth {tuple(effect.n_effective.shape)}; expected (draws, genes) and (genes,)."
         )
     low, median, high = _quantiles(lfc, [0.5 - interval / 2, 0.5, 0.5 + interval / 2])
     up, down = (lfc >= delta).double().mean(0), (lfc <= -delta).double().mean(0)
-    prob, mean = (up + down).clamp_max(1), lfc.mean(0)
-    table = {
-        "lfc_mean": mean,
+    prob = torch.maximum(up, down)
+    return {
+        "lfc_mean": lfc.mean(0),
         "lfc_median": median,
         "lfc_low": low,
         "lfc_high": high,
         "prob_de": prob,
         "prob_up": up,
         "prob_down": down,
-        "q_value": q_values(prob, ties=mean.abs()),
-        "is_de": discoveries(prob, level, ties=mean.abs()),
+        "lfsr": torch.minimum((lfc <= 0).double().mean(0), (lfc >= 0).double().mean(0)),
+        "lfdr": 1 - prob,
         "mcse": probability_error(prob, effect.n_effective),
-        "mean_a": mean_a,
-        "mean_b": mean_b,
     }
-    return Comparison(estimand, delta, level, table)
+
+
+def summarise_posterior(
+    posterior: LfcPosterior, shown: LfcPosterior, centre: float, estimand: Estimand, delta: float
+) -> GeneTable:
+    """The same columns of exact posteriors of differences from the centre; `shown` gives fold changes and intervals.
+
+    The fold change is the difference itself where the estimand is centred. The nodes of `node_values` are needed.
+    """
+    check_delta(delta)
+    shift = 0.0 if estimand.centred else centre
+    down, zero, up = node_values(centre, estimand, delta)
+    prob_up, prob_down = posterior.above(up, or_equal=True), posterior.below(down, or_equal=True)
+    levels = (0.5 - INTERVAL / 2, 0.5, 0.5 + INTERVAL / 2)
+    low, median, high = (shown.quantile(level) + shift for level in levels)
+    return {
+        "lfc_mean": shown.mean + shift,
+        "lfc_median": median,
+        "lfc_low": low,
+        "lfc_high": high,
+        "prob_de": torch.maximum(prob_up, prob_down),
+        "prob_up": prob_up,
+        "prob_down": prob_down,
+        "lfsr": torch.minimum(posterior.below(zero, or_equal=True), posterior.above(zero, or_equal=True)),
+        "lfdr": torch.minimum(posterior.below(up), posterior.above(down)),
+        "mcse": torch.zeros_like(prob_up),
+    }
+
+
+def node_values(centre: float, estimand: Estimand, delta: float) -> tuple[float, float, float]:
+    """The fold changes -delta, zero and delta as differences from the centre."""
+    shift = 0.0 if estimand.centred else centre
+    return -delta - shift, -shift, delta - shift
 
 
 def probability_error(prob: Tensor, n: Tensor) -> Tensor:

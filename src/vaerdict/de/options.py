@@ -20,6 +20,12 @@ FEWEST_MODEL_DRAWS = 20
 
 LARGEST_SEED = 2**31
 
+ENOUGH_CELLS, SHARE_SEEN, FEWEST_SEEN = 10, 0.3, 3
+"""A gene is tested if seen in so many of the cells compared, or for small groups in this share, at least so many."""
+
+MODEL_GENES = 2000
+"""The most variable genes that a model is trained on, where no other number is asked for."""
+
 FEWEST_GENES = 2
 """A fold change of a single gene has nothing to be relative to."""
 
@@ -46,17 +52,41 @@ class DEOptions:
         False, "The groups are clusters, found in one part of the counts (vd.split_counts): compare the other part."
     )
     delta: float = option(0.5, "Least |log2 fold change| of a differentially expressed gene.")
-    level: float = option(0.05, "Expected share of false discoveries, over all contrasts.", flag="--fdr")
+    covariates: tuple[str, ...] = option(
+        (),
+        "Columns of obs to adjust for, numbers or categories, of cells or of samples where these are the replicates.",
+    )
+    pair_by: str | None = option(
+        None,
+        "Column of obs, such as the patient, that pairs the sides: fold changes within each of its values are the "
+        "replicates.",
+    )
+    level: float = option(0.05, "Expected share of false discoveries in each contrast.", flag="--fdr")
+    joint_fdr: bool = option(False, "Let the FDR hold for the genes called in all contrasts together, not in each.")
+    shrinkage: bool = option(
+        True,
+        "Whether fold changes and intervals are shrunken towards those of all genes; probabilities and calls always "
+        "are.",
+        flag="--shrinkage/--no-shrinkage",
+    )
     scale: str = option(
         "centred",
         "Scale of the fold change: centred (relative to the median gene), proportion, or pair (single cells, as in "
         "scvi-tools; by a model).",
     )
-    min_cells: int = option(3, "Least number of cells of a group in which a gene must be seen.", minimum=1)
-    n_top_genes: int | None = option(
-        2000, "Number of most variable genes to compare; 0 for all genes.", flag="--genes", minimum=0
+    min_cells: int | None = option(
+        None,
+        f"Least number of the cells compared, of either side, in which a gene must be seen: by default {ENOUGH_CELLS}, "
+        f"or {SHARE_SEEN:.0%} of the smaller side's number of cells where that is less, and at least {FEWEST_SEEN}.",
+        minimum=1,
     )
-    keep_genes: tuple[str, ...] = option((), "Genes to compare whether or not they are among the most variable.")
+    n_top_genes: int | None = option(
+        None,
+        f"Number of most variable genes to test; all that are expressed by default, {MODEL_GENES} with a model.",
+        flag="--genes",
+        minimum=0,
+    )
+    keep_genes: tuple[str, ...] = option((), "Genes to test whether or not they are among the most variable.")
     gene_symbols: str | None = option(None, "Column of var with the names that genes have in the table.")
     check_model: bool = option(
         False,
@@ -90,6 +120,12 @@ class DEOptions:
             raise SettingError(f"scale={self.scale!r} is not one of {', '.join(SCALES)}.")
         if self.scale == "pair" and self.sample_key is not None:
             raise SettingError("scale='pair' compares single cells, sample_key whole samples; choose one of them.")
+        if self.pair_by is not None and self.batch_key is not None:
+            raise SettingError("pair_by compares within each pair, which takes care of batches; leave batch_key out.")
+        if self.pair_by is not None and self.covariates:
+            raise SettingError("pair_by leaves nothing to adjust that is the same in a pair; leave covariates out.")
+        if (self.covariates or self.pair_by is not None) and (self.trains_model or self.scale == "pair"):
+            raise SettingError("covariates and pair_by are for the counts; leave them out where a model is asked for.")
         if not self.delta > 0 or not 0 < self.level < 1:
             raise SettingError(f"delta={self.delta} must be positive and level={self.level} strictly between 0 and 1.")
         unknown = [name for name in self.objectives if name not in OBJECTIVES]

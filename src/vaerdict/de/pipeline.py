@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from vaerdict.core import Progress, silent
+from vaerdict.core import Progress, SettingError, silent
 from vaerdict.de import analysis, data, tables
-from vaerdict.de.analysis import Analysis, SideCounts
+from vaerdict.de.analysis import Analysis, GeneChoice
 from vaerdict.de.contrasts import Labels, pairs_to_compare
-from vaerdict.de.effects import ESTIMANDS, INTERVAL, Effect
+from vaerdict.de.effects import (
+    ESTIMANDS,
+    INTERVAL,
+    GeneTable,
+    node_values,
+    summarise_draws,
+    summarise_posterior,
+)
 from vaerdict.de.options import DEOptions, Pair
-from vaerdict.de.result import DEResult, kept_draws
-from vaerdict.de.shrinkage import posterior_draws
+from vaerdict.de.result import DEResult
+from vaerdict.de.shrinkage import LfcPosterior, NodeLikelihood, centre_of, fit_shares
 from vaerdict.de.splitting import cluster_warnings, with_testing_layer
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.de.verdict import verdict
@@ -87,9 +94,8 @@ def differential_expression(
 
     Notes
     -----
-    Memory is bounded. Counts of a backed file are kept as long as the non-zero ones of the genes compared take at most
-    128 MB, and are read again otherwise; a `layer` is in memory whole. At most 10,000 cells are dense while models
-    train, and 256 cells per worker otherwise.
+    Memory is bounded: the cells of a backed file are read once, 2,048 at a time, and a `layer` is in memory whole. At
+    most 10,000 cells are dense while a model trains, and 256 cells per worker otherwise.
 
     Examples
     --------
@@ -125,8 +131,20 @@ def _name(model: Any) -> str:
 
 def _labels(adata: Any, options: DEOptions) -> Labels:
     keys = {"within": options.within, "sample_key": options.sample_key, "batch_key": options.batch_key}
-    columns = (None if key is None else data.column(adata, key, role=role) for role, key in keys.items())
-    return Labels(options.groupby, data.column(adata, options.groupby, role="groupby"), *columns)
+    within, sample, batch = (None if k is None else data.column(adata, k, role=role) for role, k in keys.items())
+    group = data.column(adata, options.groupby, role="groupby")
+    if options.pair_by is None:
+        return Labels(options.groupby, group, within, sample, batch)
+    pair = data.column(adata, options.pair_by, role="pair_by")
+    owners = (
+        {} if sample is None else {s: {p for p, own in zip(pair, sample, strict=True) if own == s} for s in set(sample)}
+    )
+    shared = sorted(str(s) for s, pairs in owners.items() if s is not None and len(pairs) > 1)
+    if shared:
+        raise SettingError(
+            f"sample {shared[0]!r} has several values of {options.pair_by!r}; samples must lie within pairs."
+        )
+    return Labels(options.groupby, group, within, pair, batch, by_pairs=True)
 
 
 # ------------------------------------------------------------------------------------------------------- stages
@@ -137,8 +155,6 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
         cells = analysis.read(adata, options, labels, scvi, **how)
     settings = asdict(options) | {"model": how["model_name"]}
     cache = StageCache.of(out, {"settings": settings, "data": cells.digest, "model": _digest(scvi)})
-    with timer("counting"):
-        counts = cells.side_counts()
     model = None
     if scvi is not None or options.trains_model:
         from vaerdict.de.model.stage import run_model
@@ -146,19 +162,16 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
         with timer("model"):
             model = run_model(cells, cache)
     with timer("comparing"):
-        effects, shares = _effects(cells, counts, model)
-        made = [
-            tables.gene_table(c, effect, counts, options) for c, effect in zip(cells.contrasts, effects, strict=True)
-        ]
-        called = tables.call_genes(made, options.level)
+        choices = [cells.genes(contrast) for contrast in cells.contrasts]
+        summaries, shares = _summaries(cells, choices, model)
+        both = zip(cells.contrasts, summaries, choices, strict=True)
+        called = tables.call_genes([tables.gene_table(cells, c, s, genes.tested) for c, s, genes in both], options)
         rows = [
-            tables.contrast_row(contrast, effect, table, options) | share
-            for contrast, effect, table, share in zip(cells.contrasts, effects, called, shares, strict=True)
+            tables.contrast_row(contrast, table, genes, options) | share
+            for contrast, table, genes, share in zip(cells.contrasts, called, choices, shares, strict=True)
         ]
-        extra = model.columns if model is not None else [{} for _ in cells.contrasts]
-        table = tables.frame(
-            cells.contrasts, [a | b for a, b in zip(called, extra, strict=True)], cells.counts.genes, cells.counts.ids
-        )
+        extra = [{} for _ in called] if model is None else model.columns
+        table = tables.frame(cells, [a | b for a, b in zip(called, extra, strict=True)], choices)
     record = None if model is None else model.record
     results = {
         "experiment": "de",
@@ -168,34 +181,44 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
         "scale": options.scale,
         "scale_meaning": ESTIMANDS[options.scale].target,
         "interval": INTERVAL,
-        "genes_tested": cells.counts.selection,
-        "verdict": verdict(rows, replicates="samples" if options.sample_key else "cells", model=record),
+        "shrinkage": options.shrinkage,
+        "genes_tested": cells.selection,
+        "verdict": verdict(rows, replicates="samples" if labels.sample is not None else "cells", model=record),
         "contrasts": rows,
         "model": record,
         "truth": None,
         "warnings": _warnings(cells),
     }
     obs, latent = _obs(adata, cells), None if model is None else model.latent
-    return DEResult(table, results, obs, cells.file_rows, latent, cells.digest, kept_draws(effects))
+    return DEResult(table, results, tables.not_tested(cells, choices), obs, cells.cells, latent, cells.digest)
 
 
-def _effects(cells: Analysis, counts: SideCounts, model: Any) -> tuple[list[Effect], list[dict[str, Any]]]:
-    """Draws of the fold changes of every contrast by whoever decides its genes, and the shares of the model."""
-    options = cells.options
-    if ESTIMANDS[options.scale].pairs:
+def _summaries(
+    cells: Analysis, choices: Sequence[GeneChoice], model: Any
+) -> tuple[list[GeneTable], list[dict[str, Any]]]:
+    """The fold changes of every contrast by whoever decides its genes, and the shares of the model."""
+    options, estimand = cells.options, ESTIMANDS[cells.options.scale]
+    if estimand.pairs:
         shares: list[dict[str, Any]] = [{"share_by_model": None, "share_contradicted": None} for _ in cells.contrasts]
-        return model.effects, shares
-    effects, shares = [], []
-    for number, contrast in enumerate(cells.contrasts):
-        likelihood, by_model, contradicted = counts.likelihood(contrast), 0.0, None
+        return [summarise_draws(effect, delta=options.delta) for effect in model.effects], shares
+    summaries, shares = [], []
+    for number, (contrast, genes) in enumerate(zip(cells.contrasts, choices, strict=True)):
+        used = np.union1d(genes.expressed, genes.tested)
+        # centre and prior are those of all expressed genes, whichever are tested
+        likelihood = cells.likelihood(contrast, used)
+        expressed, tested = (torch.from_numpy(np.searchsorted(used, part)) for part in (genes.expressed, genes.tested))
+        centre = centre_of(likelihood.mode[expressed], likelihood.error[expressed])
+        at_nodes = NodeLikelihood.of(likelihood, centre, node_values(centre, estimand, options.delta))
+        prior = fit_shares(at_nodes.take(expressed))
+        at_nodes, by_model, contradicted = at_nodes.take(tested), 0.0, None
         if model is not None:
-            likelihood, by_model, contradicted = model.combine(cells, number, likelihood)
-        # contrasts that share a group must not share their noise
-        seed = zlib.crc32(f"{options.seed} {contrast.name}".encode())
-        lfc = ESTIMANDS[options.scale].of(posterior_draws(likelihood, options.draws, seed=seed))
-        effects.append(Effect(lfc, torch.full_like(lfc[0], float(options.draws))))
-        shares.append({"share_by_model": by_model, "share_contradicted": contradicted})
-    return effects, shares
+            at_nodes, by_model, contradicted = model.combine(cells, number, at_nodes)
+            prior = fit_shares(at_nodes) if by_model else prior
+        posterior = LfcPosterior(at_nodes, prior)
+        shown = posterior if options.shrinkage else LfcPosterior(at_nodes, None)
+        summaries.append(summarise_posterior(posterior, shown, centre, estimand, options.delta))
+        shares.append({"share_by_model": by_model, "share_contradicted": contradicted, "centre": centre})
+    return summaries, shares
 
 
 def _digest(scvi: Any) -> str | None:
@@ -207,11 +230,11 @@ def _digest(scvi: Any) -> str | None:
 
 def _obs(adata: Any, cells: Analysis) -> Any:
     """The labels that were used of the cells compared, as a pandas data frame."""
-    pandas, options, labels = require("pandas", "bio"), cells.options, cells.labels.take(cells.file_rows)
-    keys = (options.groupby, options.within, options.sample_key, options.batch_key)
+    pandas, options, labels = require("pandas", "bio"), cells.options, cells.labels.take(cells.cells)
+    keys = (options.groupby, options.within, options.pair_by or options.sample_key, options.batch_key)
     named = zip(keys, (labels.group, labels.within, labels.sample, labels.batch), strict=True)
     columns = {key: pandas.Categorical(values) for key, values in named if key is not None}
-    return pandas.DataFrame(columns, index=adata.obs_names[cells.file_rows].astype(str))
+    return pandas.DataFrame(columns, index=adata.obs_names[cells.cells].astype(str))
 
 
 def _warnings(cells: Analysis) -> list[str]:
@@ -220,7 +243,7 @@ def _warnings(cells: Analysis) -> list[str]:
     missing = {key: sum(label is None for label in values) for key, values in columns.items() if values is not None}
     lost = [f"{n} cells have no {key} and were not compared." for key, n in missing.items() if n]
     clusters = [] if options.clustered else cluster_warnings(options.groupby, labels.group)
-    return [*lost, *clusters, *cells.counts.warnings, *cells.warnings]
+    return [*lost, *clusters, *cells.warnings]
 
 
 class _Timer:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from vaerdict.core import DataError, SettingError
-from vaerdict.de.effects import Effect
 from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import isolated, require
 
@@ -22,11 +20,8 @@ if TYPE_CHECKING:
 LATENT = "X_vaerdict"
 """Where the AnnData that is saved holds the posterior means of the cells' latents."""
 
-DRAWS = "draws.npz"
-"""The file of the draws of fold changes."""
-
-MOST_DRAWS, MOST_NUMBERS = 500, 2**25
-"""Draws that are kept at most of each gene, and numbers over all contrasts: 128 MB in single precision."""
+NOT_TESTED = "not_tested.csv"
+"""The file of the genes that were not tested."""
 
 _CELLS = "latent.h5ad"
 _ROWS = "rows"  # where that AnnData says which rows of the data its cells were
@@ -42,22 +37,21 @@ class DEResult:
         A row for each contrast and gene, with the columns of `vaerdict.de.columns`.
     results
         Everything else, as results.json holds it.
+    not_tested
+        The genes of each contrast that were not tested, and why.
     obs, cells
         Labels and rows of the cells compared; empty for a run without a model that was loaded from its folder.
     latent
         Posterior means of the latents, ``(cells, d)``; None where no model was used.
-    draws
-        Draws of the log2 fold changes, gene by gene, ``(contrasts, draws, genes)`` in the order of `table`; fewer than
-        were made where there are very many.
     """
 
     table: pandas.DataFrame
     results: dict[str, Any]
+    not_tested: pandas.DataFrame = field(repr=False)
     obs: pandas.DataFrame = field(repr=False)
     cells: np.ndarray = field(repr=False)
     latent: np.ndarray | None = field(repr=False)
     data_sha256: str = field(repr=False)
-    draws: np.ndarray = field(repr=False)
 
     @classmethod
     def load(cls, path: str | Path) -> DEResult:
@@ -71,7 +65,7 @@ class DEResult:
             sha = noted["data_sha256"]
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict de` again.") from error
-        return cls(table, results, *cells, sha, _read_draws(out / DRAWS))
+        return cls(table, results, read_table(out, NOT_TESTED), *cells, sha)
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -100,31 +94,6 @@ class DEResult:
         if unknown:
             raise SettingError(f"no contrast {', '.join(unknown)} was compared; give the truth of those that were.")
         return replace(self, results=self.results | {"truth": lfc})
-
-    def to_arviz(self) -> Any:
-        """An arviz ``InferenceData``: draws of `lfc` by contrast and gene, equally weighted, in one chain.
-
-        Where a model was used, `importance_diagnostics` holds the median k-hat, the effective share of draws and the
-        share of reliable cells by group.
-        """
-        arviz, xarray = require("arviz", "arviz"), require("xarray", "arviz")
-        contrasts, genes = self._axes()
-        inference_data = arviz.from_dict(
-            posterior={"lfc": self.draws.swapaxes(0, 1)[None]},
-            coords={"contrast": contrasts, "gene": genes},
-            dims={"lfc": ["contrast", "gene"]},
-        )
-        if self.results["model"] is not None:
-            groups = self.results["model"]["diagnostics"]
-            columns = {key: ("group", [_or_nan(g[key]) for g in groups]) for key in ("khat", "ess", "share_ok")}
-            diagnostics = xarray.Dataset(columns, coords={"group": [g["group"] for g in groups]})
-            inference_data.add_groups(importance_diagnostics=diagnostics)
-        return inference_data
-
-    def _axes(self) -> tuple[list[str], list[str]]:
-        """The names of contrasts and genes, in the order of the draws."""
-        contrasts = [c["name"] for c in self.results["contrasts"]]
-        return contrasts, self.table["gene"].head(self.draws.shape[-1]).tolist()
 
     def to_scanpy(self, adata: Any, key: str = "rank_genes_groups") -> None:
         """Fill ``adata.uns[key]`` as scanpy's ``rank_genes_groups`` does, so that its plots work.
@@ -173,10 +142,10 @@ class DEResult:
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write de.csv (and de.parquet where pandas can), results.json, draws.npz, manifest.json and latent.h5ad."""
+        """Write de.csv (de.parquet where pandas can), not_tested.csv, results.json, manifest.json and latent.h5ad."""
         out = Path(path)
         _write(out / "de.csv", lambda file: self.table.to_csv(file, index=False))
-        _write(out / DRAWS, self._write_draws)
+        _write(out / NOT_TESTED, lambda file: self.not_tested.to_csv(file, index=False))
         settings, seconds = self.results["settings"], self.results["seconds"]
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
         write_json(out / "results.json", self.results)
@@ -192,12 +161,6 @@ class DEResult:
 
         out = self.save(path)
         return write_page(from_run(out), out)
-
-    def _write_draws(self, path: Path) -> None:
-        """Write the draws and the names of their axes as plain numpy arrays."""
-        contrasts, genes = (np.array(names, dtype=str) for names in self._axes())
-        with path.open("wb") as file:  # numpy would change the ending of a name
-            np.savez(file, lfc=self.draws, contrast=contrasts, gene=genes)
 
     def _save_latent(self, path: Path) -> list[str]:
         """Write the cells, or say why not: labels may hold what such a file cannot."""
@@ -217,26 +180,6 @@ class DEResult:
             anndata.AnnData(obs=self.obs, obsm={LATENT: self.latent}, uns={_ROWS: self.cells}).write_h5ad(file)
 
 
-def kept_draws(effects: Sequence[Effect], most: int = MOST_NUMBERS) -> np.ndarray:
-    """The first draws of every contrast in single precision, as many as `most` numbers allow but one at least.
-
-    Draws are exchangeable. Genes and contrasts are drawn independently, except on the scale of single cells, where a
-    draw of all genes is of one pair of cells. Shapes: ``-> (contrasts, draws, genes)``.
-    """
-    draws, genes = effects[0].lfc.shape
-    n = min(draws, MOST_DRAWS, max(1, most // (len(effects) * genes)))
-    return np.stack([effect.lfc[:n].float().cpu().numpy() for effect in effects])
-
-
-def _read_draws(path: Path) -> np.ndarray:
-    """The draws of a run. Shapes: ``-> (contrasts, draws, genes)``."""
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return file["lfc"]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path} is missing or damaged ({error}); run `vaerdict de` again.") from error
-
-
 def _no_cells() -> tuple[pandas.DataFrame, np.ndarray, None]:
     return require("pandas", "bio").DataFrame(), np.zeros(0, dtype=int), None
 
@@ -246,10 +189,6 @@ def _read_latent(path: Path) -> tuple[pandas.DataFrame, np.ndarray, np.ndarray]:
     with isolated(0):
         latent = require("anndata", "bio").read_h5ad(path)
     return latent.obs, np.asarray(latent.uns[_ROWS]), np.asarray(latent.obsm[LATENT])
-
-
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
@@ -266,11 +205,11 @@ def _parquet(table: pandas.DataFrame, path: Path) -> list[str]:
     return []
 
 
-def read_table(path: str | Path) -> pandas.DataFrame:
-    """The table of genes of a run directory."""
-    file = Path(path) / "de.csv"
+def read_table(path: str | Path, name: str = "de.csv") -> pandas.DataFrame:
+    """The table of genes of a run directory, or that of the genes that were not tested."""
+    file = Path(path) / name
     if not file.is_file():
-        raise SettingError(f"{path} holds no de.csv; name a folder that `vaerdict de` wrote.")
+        raise SettingError(f"{path} holds no {name}; name a folder that `vaerdict de` wrote.")
     options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a gene may be called NA
     texts = dict.fromkeys(("contrast", "group_a", "group_b", "gene", "gene_id"), str)  # which may look like numbers
     return require("pandas", "bio").read_csv(file, dtype=texts, **options)

@@ -25,7 +25,6 @@ WIDTHS = (0.0, 0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 1.6, 2.5, 4.0)
 """Standard deviations of the mixture's components, in log2 units; the first is none at all."""
 
 _ITERATIONS = 300
-_ENOUGH = 20.0  # standard error of a gene's mode, over that of the best half of genes: worse ones do not place the centre
 _CLOSE, _FAR = 0.1, 1.0  # widths for genes that do not change and that do, when the centre is sought
 _ABOUT_CENTRE = 0.06 * torch.sinh(torch.linspace(-6.2, 6.2, 101, dtype=torch.float64))
 _ABOUT_CENTRE[50] = 0.0
@@ -53,6 +52,10 @@ class NodeLikelihood(NamedTuple):
         log_lik = likelihood.at(nodes + centre)
         return cls(nodes, log_lik - log_lik.amax(-1, keepdim=True), mode, error)
 
+    def take(self, genes: Tensor) -> NodeLikelihood:
+        """That of some genes."""
+        return NodeLikelihood(*(part[genes] for part in self))
+
     @property
     def weights(self) -> Tensor:
         """The weights of the nodes in an integral by the trapezoidal rule. Shapes: ``-> (genes, r)``."""
@@ -66,17 +69,16 @@ class NodeLikelihood(NamedTuple):
         return self.log_lik.gather(-1, place).squeeze(-1).exp()
 
 
-def centre_of(likelihood: LfcLikelihood) -> float:
+def centre_of(mode: Tensor, error: Tensor) -> float:
     """The fold change about which most genes lie close: the likeliest centre of a narrow and a wide normal.
 
-    Each gene has its mode and standard error, and the narrow normal half of the genes. A mode, unlike the median, does
-    not move where many genes change in one direction.
+    Of the genes, given by the modes and standard errors of their fold changes, the better known half counts. Unlike
+    the median, the centre does not move where many genes change in one direction. Shapes: ``(genes,)`` each.
     """
-    mode, error = likelihood.mode, likelihood.error
     known = error <= float(error.median())
     mode, error = mode[known], error[known]
     low, high = (float(mode.quantile(q)) for q in (0.05, 0.95))
-    step = max(1e-3, (high - low) / 400)
+    best, step = 0.5 * (low + high), max(1e-3, (high - low) / 400)
     for _ in range(3):  # finer about the best
         centres = torch.arange(low, high + step, step, dtype=torch.float64)
         best = float(centres[_log_closeness(centres, mode, error).argmax()])
@@ -97,13 +99,6 @@ def _log_closeness(centres: Tensor, mode: Tensor, error: Tensor) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------- the prior
-class NormalMixture(NamedTuple):
-    """Normals of the standard deviations `WIDTHS` about a centre. Shapes: ``centre (genes,)``, ``shares (widths,)``."""
-
-    centre: Tensor
-    shares: Tensor
-
-
 def normal_density(nodes: Tensor, centre: Tensor | float, sd: Tensor | float) -> Tensor:
     """Shapes: ``nodes (genes, r)``, others broadcast ``-> (genes, r)``."""
     return torch.exp(-0.5 * ((nodes - centre) / sd).square()) / (sd * math.sqrt(2 * math.pi))
@@ -149,11 +144,11 @@ class LfcPosterior:
 
     def below(self, value: float, *, or_equal: bool = False) -> Tensor:
         """Probability of a difference below a value that is a node. Shapes: ``-> (genes,)``."""
-        return self._at(self._below, value) + self._atom * float(0 < value or (or_equal and value == 0))
+        return self._at(self._below, value) + self._atom * float(value > 0 or (or_equal and value == 0))
 
     def above(self, value: float, *, or_equal: bool = False) -> Tensor:
         """Probability of a difference above a value that is a node. Shapes: ``-> (genes,)``."""
-        return self._at(self._above, value) + self._atom * float(0 > value or (or_equal and value == 0))
+        return self._at(self._above, value) + self._atom * float(value < 0 or (or_equal and value == 0))
 
     def _at(self, mass: Tensor, value: float) -> Tensor:
         place = (self._nodes >= value).to(torch.uint8).argmax(-1, keepdim=True)

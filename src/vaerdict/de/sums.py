@@ -49,8 +49,8 @@ class GroupSums(NamedTuple):
 
     def take(self, genes: Tensor) -> GroupSums:
         """Those of some genes."""
-        libraries = (part[genes] if part.dim() else part for part in (self.library, self.library_squares))
-        return GroupSums(*(part[genes] for part in self[:4]), *libraries, self.n_cells)
+        parts = {name: getattr(self, name) for name in self._fields if name != "n_cells"}
+        return self._replace(**{name: part[genes] if part.dim() else part for name, part in parts.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +75,9 @@ class CountSums(Generic[K]):
 
     def __getitem__(self, name: K) -> GroupSums:
         chosen = np.flatnonzero(self.groups[self.names[name]])
-        parts = (torch.from_numpy(part[chosen].sum(0)) for part in self.sums)
-        n, library, squares = self.libraries[:, chosen].sum(1)
-        return GroupSums(*parts, torch.tensor(library), torch.tensor(squares), int(n))
+        total, squares, cross, seen = (torch.from_numpy(part[chosen].sum(0)) for part in self.sums)
+        n, library, library_squares = self.libraries[:, chosen].sum(1)
+        return GroupSums(total, squares, cross, seen, torch.tensor(library), torch.tensor(library_squares), int(n))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,8 @@ class CellGroups(Generic[K]):
     @cached_property
     def _sets(self) -> tuple[np.ndarray, np.ndarray]:
         """Which groups hold each set of cells, ``(names, sets)``, and the set of each cell, ``(cells,)``."""
+        if not self.members:
+            return np.zeros((0, 1), dtype=bool), np.zeros(self.n_cells, dtype=int)
         inside = np.zeros((len(self.members), self.n_cells), dtype=bool)
         for row, cells in zip(inside, self.members.values(), strict=True):
             row[cells] = True
@@ -113,6 +115,19 @@ class CellGroups(Generic[K]):
             counted = (library > 0).astype(np.float64)
             libraries += np.stack([belongs @ values for values in (counted, library, library**2)])
         return CountSums({name: i for i, name in enumerate(self.members)}, groups, sums, libraries)
+
+    def crossed(self, blocks: Iterable[Any], library: np.ndarray, n_genes: int) -> dict[K, Tensor]:
+        """Sums of counts times libraries in groups that do not overlap, from counts that were scaled beforehand.
+
+        Shapes: ``library (cells,)``, ``-> (genes,)`` each.
+        """
+        groups, number = self._sets
+        total, start = np.zeros((groups.shape[1], n_genes)), 0
+        for block in blocks:
+            rows = slice(start, start + block.shape[0])
+            start += block.shape[0]
+            _add(total, _indicator(number[rows], groups.shape[1]) @ _scaled(block, library[rows]))
+        return {name: torch.from_numpy(total[row].sum(0)) for name, row in zip(self.members, groups, strict=True)}
 
 
 def _indicator(place: np.ndarray, n: int) -> Any:

@@ -1,49 +1,66 @@
-"""From fold changes to the table of genes: summaries of every contrast, q-values and calls over all of them."""
+"""From fold changes to the table of genes: summaries of every contrast, q-values and calls."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vaerdict.de import columns
-from vaerdict.de.analysis import SideCounts
+from vaerdict.de.analysis import Analysis, GeneChoice
 from vaerdict.de.contrasts import Contrast
-from vaerdict.de.effects import ESTIMANDS, Effect, comparison
+from vaerdict.de.effects import GeneTable
 from vaerdict.de.options import DEOptions
-from vaerdict.decisions import discoveries, expected_fdr, q_values, ranking
 from vaerdict.optional import require
 
-GeneTable = dict[str, Tensor]
-"""The columns of one contrast. Shapes: ``(genes,)`` each."""
-
 _CURVE = 200  # points of a curve at most
+_LARGEST_LFSR = 0.05  # of a call: a tail of the 90 % interval
+_NORMAL_90 = 1.645
 
 
-def gene_table(contrast: Contrast, effect: Effect, counts: SideCounts, options: DEOptions) -> GeneTable:
+def gene_table(cells: Analysis, contrast: Contrast, summary: GeneTable, genes: np.ndarray) -> GeneTable:
     """The genes of a contrast: fold changes and probabilities, and what the counts of both sides are."""
-    a, b = counts.side(contrast.a), counts.side(contrast.b)
-    estimand = ESTIMANDS[options.scale]
-    table = comparison(effect, a.mean, b.mean, estimand=estimand, delta=options.delta, level=options.level).table
-    assert a.seen is not None
-    assert b.seen is not None
-    return table | {"seen_a": a.seen, "seen_b": b.seen}
+    sides = {"a": cells.side(contrast.a), "b": cells.side(contrast.b)}
+    chosen = torch.from_numpy(genes)
+    means = {f"mean_{name}": side.rate[chosen] for name, side in sides.items()}
+    return summary | means | {f"seen_{name}": side.seen[chosen] / side.n_cells for name, side in sides.items()}
 
 
-def call_genes(tables: Sequence[GeneTable], level: float) -> list[GeneTable]:
-    """The tables of all contrasts with q-values and calls over all of them, and those of each alone beside."""
-    sizes = [len(table["prob_de"]) for table in tables]
-    prob, lfc = (torch.cat([table[key] for table in tables]) for key in ("prob_de", "lfc_mean"))
-    q, called = q_values(prob, ties=lfc.abs()).split(sizes), discoveries(prob, level, ties=lfc.abs()).split(sizes)
-    return [
-        {**table, "q_value_contrast": table["q_value"], "q_value": q[i], "is_de": called[i]}
-        for i, table in enumerate(tables)
-    ]
+def call_genes(tables: Sequence[GeneTable], options: DEOptions) -> list[GeneTable]:
+    """The tables with q-values and calls, in each contrast or, with `joint_fdr`, over all of them together."""
+    groups = [list(tables)] if options.joint_fdr else [[table] for table in tables]
+    return [table for group in groups for table in _called(group, options.level)]
 
 
-def contrast_row(contrast: Contrast, effect: Effect, table: GeneTable, options: DEOptions) -> dict[str, Any]:
+def _called(tables: Sequence[GeneTable], level: float) -> list[GeneTable]:
+    sizes = [len(table["lfdr"]) for table in tables]
+    lfdr, lfsr, lfc = (torch.cat([table[key] for table in tables]) for key in ("lfdr", "lfsr", "lfc_mean"))
+    q = q_values(lfdr, lfsr, lfc.abs())
+    called = (q <= level) & (lfsr < _LARGEST_LFSR)
+    both = zip(tables, q.split(sizes), called.split(sizes), strict=True)
+    return [{**table, "q_value": own, "is_de": calls} for table, own, calls in both]
+
+
+def q_values(lfdr: Tensor, lfsr: Tensor, ties: Tensor) -> Tensor:
+    """The mean lfdr of a gene and of all that have a smaller one, and at least its lfsr. Shapes: ``(genes,)``.
+
+    The list at some level then has at most that expected FDR, and no gene of it has a more uncertain direction.
+    """
+    order = ranking_by(lfdr, ties)
+    mean = torch.empty_like(lfdr)
+    mean[order] = lfdr[order].cumsum(0) / torch.arange(1, len(lfdr) + 1)
+    return torch.maximum(mean, lfsr)
+
+
+def ranking_by(lfdr: Tensor, ties: Tensor) -> Tensor:
+    """Genes by rising lfdr, equal ones by falling `ties`. Shapes: ``(genes,) -> (genes,)``."""
+    return torch.from_numpy(np.lexsort((-ties.numpy(), lfdr.numpy())))
+
+
+def contrast_row(contrast: Contrast, table: GeneTable, genes: GeneChoice, options: DEOptions) -> dict[str, Any]:
     """What results.json says of a contrast, except for what a model adds."""
     called, up = table["is_de"], table["lfc_mean"] > 0
     n = int(called.sum())
@@ -63,38 +80,50 @@ def contrast_row(contrast: Contrast, effect: Effect, table: GeneTable, options: 
         "n_discoveries": n,
         "n_up": int((called & up).sum()),
         "n_down": int((called & ~up).sum()),
-        "expected_fdr": (1 - table["prob_de"][called]).mean().item() if n else 0.0,
+        "n_tested": len(genes.tested),
+        "n_expressed": len(genes.expressed),
+        "least_cells": genes.least,
+        "expected_fdr": table["lfdr"][called].mean().item() if n else 0.0,
         "level": options.level,
         "delta": options.delta,
-        "fdr_curve": fdr_curve(effect, options.delta),
+        "fdr_curve": fdr_curve(table),
     }
 
 
-def fdr_curve(effect: Effect, delta: float) -> dict[str, list[float]]:
+def fdr_curve(table: GeneTable) -> dict[str, list[float]]:
     """Expected FDR of the first k genes, and the range of the share of false ones with 90 % probability."""
-    null = (effect.lfc.abs() < delta).double()
-    prob = 1 - null.mean(0)
-    order = ranking(prob, effect.lfc.mean(0).abs())
-    n = len(prob)
+    lfdr = table["lfdr"][ranking_by(table["lfdr"], table["lfc_mean"].abs())]
+    n = len(lfdr)
     k = torch.linspace(1, n, min(n, _CURVE)).round().long().unique()
-    shares = null[:, order].cumsum(1)[:, k - 1] / k
-    low, high = shares.quantile(torch.tensor([0.05, 0.95]).to(shares), 0)
-    expected = expected_fdr(prob)[k - 1]
+    expected, spread = lfdr.cumsum(0)[k - 1] / k, (lfdr * (1 - lfdr)).clamp_min(0).cumsum(0)[k - 1].sqrt() / k
+    low, high = ((expected + sign * _NORMAL_90 * spread).clamp(0, 1) for sign in (-1, 1))
     return {"k": k.tolist(), "expected": expected.tolist(), "low": low.tolist(), "high": high.tolist()}
 
 
-def frame(
-    contrasts: Sequence[Contrast], tables: Sequence[Mapping[str, Tensor]], genes: list[str], ids: list[str] | None
-) -> Any:
+def not_tested(cells: Analysis, choices: Sequence[GeneChoice]) -> Any:
+    """The genes of every contrast that were not tested, and why, as a pandas data frame."""
+    pandas, names = require("pandas", "bio"), np.array(cells.source.names, dtype=object)
+    frames = []
+    for contrast, genes in zip(cells.contrasts, choices, strict=True):
+        left = np.setdiff1d(np.arange(len(names)), genes.tested)
+        seen = genes.seen[left].astype(int)
+        rare = f"seen in fewer than {genes.least} of the cells compared"
+        reason = np.where(seen == 0, "not seen", np.where(seen < genes.least, rare, "not among the most variable"))
+        values = {"contrast": contrast.name, "gene": names[left], "cells_seen": seen, "reason": reason}
+        frames.append(pandas.DataFrame(values))
+    return pandas.concat(frames, ignore_index=True)
+
+
+def frame(cells: Analysis, tables: Sequence[Mapping[str, Tensor]], choices: Sequence[GeneChoice]) -> Any:
     """The table of all contrasts as a pandas data frame with the columns of `vaerdict.de.columns`."""
-    pandas = require("pandas", "bio")
-    names = {"gene": genes} | ({} if ids is None else {"gene_id": ids})
-    frames = [
-        pandas.DataFrame(
-            {"contrast": c.name, "group_a": c.group_a, "group_b": c.group_b, **names}
-            | {name: values.numpy() for name, values in table.items()}
+    pandas, source = require("pandas", "bio"), cells.source
+    frames = []
+    for c, table, genes in zip(cells.contrasts, tables, choices, strict=True):
+        named = {"gene": [source.names[g] for g in genes.tested]}
+        named |= {} if source.ids is None else {"gene_id": [source.ids[g] for g in genes.tested]}
+        values = {name: column.numpy() for name, column in table.items()}
+        frames.append(
+            pandas.DataFrame({"contrast": c.name, "group_a": c.group_a, "group_b": c.group_b, **named, **values})
         )
-        for c, table in zip(contrasts, tables, strict=True)
-    ]
     table = pandas.concat(frames, ignore_index=True)
     return table[[column.name for column in columns.DE if column.name in table]]

@@ -52,7 +52,7 @@ class Cells(NamedTuple):
 
 def labels(adata: Any, how: CalibrateOptions, analysis: DEOptions) -> Labels:
     """The columns of obs that the options name."""
-    roles = ("groupby", "within", "sample_key", "batch_key")
+    roles = ("groupby", "within", "sample_key", "batch_key", "pair_by")
     keys = {role: getattr(analysis, role) for role in roles} | {"balance": how.balance}
     return {key: data.column(adata, key, role=role) for role, key in keys.items() if key is not None}
 
@@ -84,19 +84,15 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
     pandas = require("pandas", "bio")
     rows = _rows(labels[analysis.groupby], groups, analysis, fitted=model is not None)
     if model is None:
-        counts = data.read_counts(
-            adata,
-            rows,
-            np.zeros(len(rows), dtype=int),
-            layer=analysis.layer,
-            min_cells=1,
-            n_top_genes=None,
-            keep_genes=analysis.keep_genes,
-            gene_symbols=analysis.gene_symbols,
-        )
-        var = pandas.DataFrame(index=counts.ids or counts.genes)
-        symbols = {} if analysis.gene_symbols is None else {analysis.gene_symbols: counts.genes}
-        return _cells(counts.matrix, _obs(adata, labels, counts.cells), var.assign(**symbols), counts.warnings)
+        warnings: list[str] = []
+        names = data.gene_names(adata, analysis.gene_symbols, warnings)
+        data.columns_of(analysis.keep_genes, names)
+        matrix: Any = sparse.vstack(list(data.count_blocks(adata, analysis.layer, rows)), format="csr")
+        var = pandas.DataFrame(index=names if analysis.gene_symbols is None else adata.var_names.astype(str))
+        symbols = {} if analysis.gene_symbols is None else {analysis.gene_symbols: names}
+        obs = _obs(adata, labels, rows)
+        obs = obs.assign(**{key: adata.obs[key].to_numpy()[rows] for key in analysis.covariates})
+        return _cells(matrix.astype(np.float32), obs, var.assign(**symbols), warnings)
     from vaerdict.models.scvi.saved import load_scvi
 
     adata = adata.to_memory() if getattr(adata, "isbacked", False) else adata

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import DataError
-from vaerdict.de.counts_likelihood import LfcLikelihood
-from vaerdict.de.shrinkage import WIDTHS, common_shift, fit_mixture
+from vaerdict.de.shrinkage import WIDTHS, NodeLikelihood, centre_of, em_shares, normal_density
 from vaerdict.de.verdict import MOST_CONTRADICTED
 
 _CONTRADICTION = 2.576  # standard errors between the counts of a gene and the model: one in a hundred by chance
@@ -34,12 +33,12 @@ _SMALL_MISFIT = 0.3
 class Combined(NamedTuple):
     """The likelihood of each gene by whoever decides it; the share that the model decided, and that contradicts it."""
 
-    likelihood: LfcLikelihood
+    likelihood: NodeLikelihood
     share_by_model: float
     share_contradicted: float
 
 
-def combine(model: Tensor, likelihood: LfcLikelihood, *, new_cells: float) -> Combined:
+def combine(model: Tensor, likelihood: NodeLikelihood, *, new_cells: float) -> Combined:
     """Replace the likelihood by the counts with the model's density for the genes that the model decides.
 
     `model` are draws of the fold changes by the model. `new_cells` is the number of cells of the kinds compared that
@@ -49,14 +48,29 @@ def combine(model: Tensor, likelihood: LfcLikelihood, *, new_cells: float) -> Co
     model = model.double()
     if not model.isfinite().all():
         raise DataError("the model gives fold changes that are not finite; train it again, or with other objectives.")
-    centre, stated = common_shift(model.mean(0), likelihood), model.var(0)
-    contradicted = fit_mixture(centre, stated, likelihood).shares[torch.tensor(WIDTHS) > _SMALL_MISFIT].sum()
+    stated = model.var(0)
+    centre = model.mean(0) - centre_of(model.mean(0) - likelihood.mode, (stated + likelihood.error.square()).sqrt())
+    widths = torch.tensor(WIDTHS, dtype=torch.float64)
+    contradicted = float(_misfits(centre, stated, likelihood)[widths > _SMALL_MISFIT].sum())
     variance = stated + likelihood.error.square() / max(1.0, new_cells)
-    misfit = fit_mixture(centre, variance, likelihood)
-    total = variance + (misfit.shares * torch.tensor(WIDTHS).square()).sum()
+    misfits = _misfits(centre, variance, likelihood)
+    total = variance + (misfits * widths.square()).sum()
     distance = (likelihood.mode - centre).square() / (total + likelihood.error.square())
     narrower = total < likelihood.error.square()
     by_model = narrower & (distance < _CONTRADICTION**2) & (contradicted <= MOST_CONTRADICTED)
-    density = misfit.log_density(variance, likelihood.grid)
-    log_lik = torch.where(by_model.unsqueeze(-1), density, likelihood.log_lik)
-    return Combined(likelihood._replace(log_lik=log_lik), float(by_model.double().mean()), float(contradicted))
+    parts = zip(misfits.tolist(), _densities(centre, variance, likelihood), strict=True)
+    density = sum((share * part for share, part in parts), torch.tensor(0.0)).clamp_min(1e-300).log()
+    decided = torch.where(by_model.unsqueeze(-1), density - density.amax(-1, keepdim=True), likelihood.log_lik)
+    return Combined(likelihood._replace(log_lik=decided), by_model.double().mean().item(), contradicted)
+
+
+def _densities(centre: Tensor, variance: Tensor, likelihood: NodeLikelihood) -> list[Tensor]:
+    """Normals about the model's fold changes, wider by each misfit, at the nodes. Shapes: ``(genes, r)`` each."""
+    sds = ((variance + width**2).sqrt().unsqueeze(-1) for width in WIDTHS)
+    return [normal_density(likelihood.nodes, centre.unsqueeze(-1), sd) for sd in sds]
+
+
+def _misfits(centre: Tensor, variance: Tensor, likelihood: NodeLikelihood) -> Tensor:
+    """Shares of misfits of highest marginal likelihood of the counts. Shapes: ``(genes,) -> (widths,)``."""
+    scaled = likelihood.log_lik.exp() * likelihood.weights
+    return em_shares(torch.stack([(scaled * part).sum(-1) for part in _densities(centre, variance, likelihood)], -1))

@@ -19,7 +19,6 @@ from torch import Tensor
 from vaerdict.core import Proposal, SettingError
 from vaerdict.de.analysis import MOST_TRAINING, Analysis
 from vaerdict.de.contrasts import Contrast
-from vaerdict.de.counts_likelihood import LfcLikelihood
 from vaerdict.de.effects import ESTIMANDS, Effect
 from vaerdict.de.model.averaging import support
 from vaerdict.de.model.checks import predictive, predictive_checks
@@ -36,6 +35,7 @@ from vaerdict.de.model.effect import (
 from vaerdict.de.model.fitting import SCORED, Fitted, effort_of, encoder_khat, evidence, fit
 from vaerdict.de.model.group_prior import Expressing
 from vaerdict.de.model.posterior import Modes, Streamed, find_modes, streamed
+from vaerdict.de.shrinkage import NodeLikelihood
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.models.scvi import Scvi, ScviModel, from_scvi
 from vaerdict.models.scvi.saved import load_scvi
@@ -51,7 +51,7 @@ class ModelStage:
     record: dict[str, Any]
     latent: np.ndarray
 
-    def combine(self, analysis: Analysis, number: int, likelihood: LfcLikelihood) -> Combined:
+    def combine(self, analysis: Analysis, number: int, likelihood: NodeLikelihood) -> Combined:
         """The likelihood of a contrast by the counts, or by the model for the genes that it decides."""
         more = new_cells(analysis, analysis.contrasts[number])
         return combine(self.effects[number].lfc, likelihood, new_cells=more)
