@@ -21,6 +21,8 @@ from vaerdict.de.counts_likelihood import (
     _common_lfc,
     _Deviance,
     _deviance,
+    _of_samples,
+    _Pairs,
     _welch_df,
     cells_likelihood,
     paired_likelihood,
@@ -149,6 +151,27 @@ def test_a_share_of_the_information_widens_everything_by_its_root(monkeypatch):
     torch.testing.assert_close(quarter.mode, full.mode, rtol=1e-3, atol=0)
     far = (full.mode + 3 * full.error).unsqueeze(-1)
     assert float(quarter.at(far) / full.at(far)) == pytest.approx(0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.02])
+def test_the_likelihood_at_each_variance_between_samples_is_a_density_of_the_estimates(spread):
+    """Otherwise large variances would win because they are wide."""
+    lfc = torch.linspace(-4, 4, 4001, dtype=torch.float64).unsqueeze(0)
+    one = side(double(1e6), 1.0, spread), side(double(1e6), 1.0, spread)
+    error = math.sqrt(2 * spread) / math.log(2)
+
+    def mass(*opposed: tuple[SideCounts, SideCounts]) -> float:
+        return float(torch.trapezoid(_of_samples(double(0.0), opposed).likelihood.at(lfc).exp(), lfc))
+
+    assert mass(one) == pytest.approx(math.sqrt(2 * math.pi), rel=0.05)
+    # two batches that agree: the product of two densities of this error
+    assert mass(one, one) == pytest.approx(math.sqrt(math.pi) / error, rel=0.05)
+    counts = double(1e6).expand(3, 1)
+    pairs = _Pairs(counts, counts, torch.zeros(3, 1).double(), double(0.0)).component(double(6 * spread))
+    assert float(pairs.likelihood.error) == pytest.approx(error, rel=0.01)
+    assert float(torch.trapezoid(pairs.likelihood.at(lfc).exp(), lfc)) == pytest.approx(
+        math.sqrt(2 * math.pi), rel=0.05
+    )
 
 
 def test_unequal_libraries_are_worth_fewer_cells(monkeypatch):
@@ -527,6 +550,16 @@ def test_a_covariate_widens_by_what_it_explains_of_the_sides():
     ratio = samples_likelihood([*a, *b], units).error / by_samples(a, b).error
     assert float(ratio.median()) == pytest.approx(1 / math.sqrt(share), rel=0.12)
     assert share < 0.9
+
+
+def test_samples_that_agree_count_by_their_counts_also_with_covariates():
+    """Of Poisson counts, with a covariate as high on both sides that changes them fiftyfold: 1 / sum a + 1 / sum b."""
+    generator, z = seeded(46), double(-2, -1, 1, 2, -2, -1, 1, 2)
+    rate, none = torch.full((GENES,), 3 / LIBRARY).double(), torch.full((GENES,), 1e-6).double()
+    units = [cells(generator, rate * math.exp(value), 50, none) for value in z.tolist()]
+    error = samples_likelihood(units, design(4, 4, z.unsqueeze(-1))).error
+    total = 3 * 50 * float(z.exp().sum()) / 2
+    assert float(error.median()) == pytest.approx(math.sqrt(2 / total) / math.log(2), rel=0.1)
 
 
 # -------------------------------------------------------------------------------------------------------- pairs

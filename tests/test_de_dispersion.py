@@ -43,8 +43,9 @@ def test_genes_that_agree_give_many_degrees_of_freedom_and_those_that_do_not_few
     alike, apart = (dispersions([[g] for g in dispersed(2, 60, sd=sd)[0]])[0].df.median() for sd in (0.0, 1.0))
     assert float(alike) > 300
     assert 20 < float(apart) < 100
-    few = dispersions([[g] for g in dispersed(2, 8, sd=1.0)[0]])[0].df.median()
+    few, many = (dispersions([[g] for g in dispersed(2, n, sd=1.0)[0]])[0].df.median() for n in (8, 600))
     assert float(few) < 0.5 * float(apart)
+    assert float(many) > 5 * float(apart)  # of more cells than are simulated
 
 
 def test_moderated_factors_are_nearer_the_truth_than_those_of_each_gene():
@@ -87,19 +88,21 @@ def test_batches_have_one_dispersion_about_their_own_rates():
     assert float(trend) == pytest.approx(0.3, rel=0.25)
 
 
-def test_a_gene_whose_counts_are_all_in_one_cell_shows_no_change():
+@pytest.mark.parametrize("n", [1, 10])
+def test_a_gene_whose_counts_are_all_in_one_cell_shows_no_change(n):
+    """One gene alone, which the others would outvote, and several."""
     generator = seeded(6)
     rate, library = rates(generator, GENES, 0.5), libraries(generator, 50)
     sides = []
     for odd in (40.0, 0.0):
         x = torch.poisson(rate * library.unsqueeze(-1), generator=generator)
-        x[:, :10] = 0.0
-        x[0, :10] = odd
+        x[:, :n] = 0.0
+        x[0, :n] = odd
         sides.append(group_sums(x, library))
     ordinary = sides[0]._replace(squares=sides[0].squares.clone())
-    ordinary.squares[:10] = 40.0  # the same counts, one in each of 40 cells
+    ordinary.squares[:n] = 40.0  # the same counts, one in each of 40 cells
     none = torch.zeros(GENES, 1).double()
-    one_cell, many = (cells_likelihood([(side, sides[1])]).at(none)[:10] for side in (sides[0], ordinary))
+    one_cell, many = (cells_likelihood([(side, sides[1])]).at(none)[:n] for side in (sides[0], ordinary))
     assert one_cell.min() > -1.5
     assert many.max() < -8
 
