@@ -11,18 +11,20 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from checks import assert_mean
-from de_toys import LIBRARY, cells, gamma, planted, rates
+from de_toys import LIBRARY, cells, counts, gamma, group_sums, planted, rates
 from vaerdict.core import SettingError
 from vaerdict.de import counts_likelihood, dispersion
 from vaerdict.de.counts_likelihood import (
     LfcLikelihood,
     SampleDesign,
     SideCounts,
+    _beyond_poisson,
     _common_lfc,
     _Deviance,
     _deviance,
     _of_samples,
     _Pairs,
+    _Samples,
     _welch_df,
     cells_likelihood,
     paired_likelihood,
@@ -166,8 +168,8 @@ def test_the_likelihood_at_each_variance_between_samples_is_a_density_of_the_est
     assert mass(one) == pytest.approx(math.sqrt(2 * math.pi), rel=0.05)
     # two batches that agree: the product of two densities of this error
     assert mass(one, one) == pytest.approx(math.sqrt(math.pi) / error, rel=0.05)
-    counts = double(1e6).expand(3, 1)
-    pairs = _Pairs(counts, counts, torch.zeros(3, 1).double(), double(0.0)).component(double(6 * spread))
+    large = double(1e6).expand(3, 1)
+    pairs = _Pairs(large, large, torch.zeros(3, 1).double(), double(0.0)).component(double(6 * spread))
     assert float(pairs.likelihood.error) == pytest.approx(error, rel=0.01)
     assert float(torch.trapezoid(pairs.likelihood.at(lfc).exp(), lfc)) == pytest.approx(
         math.sqrt(2 * math.pi), rel=0.05
@@ -468,6 +470,19 @@ def test_samples_that_differ_say_less_than_their_cells():
     assert alike.median() < 0.3 * apart.median()
 
 
+def test_the_cells_of_a_sample_count_at_their_own_dispersion():
+    """Counts of mean 4 and variance 4 + 0.5 x 4^2 are worth a third; false alarms at a rate of 1e-6."""
+    generator, rate = seeded(47), torch.full((GENES,), 4 / LIBRARY).double()
+    even = torch.full((60,), LIBRARY).double()
+    groups = [group_sums(counts(generator, rate, even, torch.full((GENES,), 0.5).double()), even) for _ in range(4)]
+    one = _Samples.of(groups, design(2, 2))
+    assert_mean(60 * LIBRARY / one.exposure[:1], 3.0, rate=1e-6)
+    pairs = _Pairs.of(list(zip(groups[:2], groups[2:], strict=True)))
+    assert float((groups[0].total / pairs.a[0]).median()) == pytest.approx(3.0, rel=0.05)
+    quiet = groups[0]._replace(squares=groups[0].cross * groups[0].rate)  # no deviation at all
+    assert torch.equal(_beyond_poisson([quiet]), torch.ones(GENES).double())
+
+
 def test_genes_have_variances_of_their_own():
     generator = seeded(34)
     rate = rates(generator, GENES, 5.0)
@@ -613,8 +628,8 @@ def test_pairs_that_agree_count_by_their_cells_and_those_that_do_not_alike():
     """Of six pairs the first has ten times the cells; if it disagrees its weight is a sixth, not two thirds."""
     agree, disagree = paired_likelihood(one_against_many(0.0, 5)), paired_likelihood(one_against_many(1.5, 5))
     assert float(disagree.mode.median()) == pytest.approx(1.5 / 6, abs=0.06)
-    counts = 20 * (300 + 5 * 30)  # on each side
-    assert float(agree.error.median()) == pytest.approx(math.sqrt(2 / counts) / math.log(2), rel=0.25)
+    total = 20 * (300 + 5 * 30)  # on each side
+    assert float(agree.error.median()) == pytest.approx(math.sqrt(2 / total) / math.log(2), rel=0.25)
 
 
 def test_what_tells_the_samples_apart_is_taken_out_of_pairs():
