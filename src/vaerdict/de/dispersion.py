@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,9 @@ from vaerdict.de.sums import GroupSums
 _PER_BIN = 150  # genes that a point of a trend is estimated from
 _MOST_BINS = 20
 _LARGEST = 20.0  # of the trend: more than a thousandfold between cells
-_SIMULATED, _CELLS = 200, 200  # genes and cells at most of a simulation
-_MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the trend, that genes are simulated with
+_SIMULATED, _CELLS = 150, 150  # genes and cells at most of a simulation
+_SIMULATIONS = 8  # classes of genes that are simulated at most
+_MULTIPLES = (0.25, 1.0, 3.0, 9.0)  # of the trend, that genes are simulated with
 _SEED = 5
 _APART, _SHARE_APART = 3.0, 0.02  # standard deviation, on the logarithm, of genes unlike the others; their share
 _STEPS = 25
@@ -84,6 +86,10 @@ def _per_cell(group: Batches) -> Tensor:
     return torch.stack([part.total for part in group]).sum(0) / _n_cells(group)
 
 
+def _abundance(group: Batches) -> Tensor:
+    return _per_cell(group).clamp_min(1e-6)
+
+
 def _factors(group: Batches, trend: Tensor) -> Tensor:
     """Squared deviations over those that the trend expects, one where nothing is seen. Shapes: ``-> (genes,)``."""
     observed = torch.stack([part.deviations for part in group]).sum(0)
@@ -124,14 +130,14 @@ class _Chance(NamedTuple):
     variance: Tensor
 
 
-def _by_chance(bins: Bins, log_factor: Tensor, trend: Tensor, group: Batches) -> _Chance:
-    """Of genes like those of each class whose dispersion is a multiple of the trend, as the factor at hand suggests.
+def _by_chance(log_factor: Tensor, trend: Tensor, group: Batches) -> _Chance:
+    """Of genes of like abundance whose dispersion is a multiple of the trend, as the factor at hand suggests.
 
     They are simulated in at most `_CELLS` cells, with libraries that vary as the group's; both shrink in proportion to
     the number of cells. Shapes: ``log_factor (genes,)``.
     """
     rng, n_cells = np.random.default_rng(_SEED), _n_cells(group)
-    n = min(n_cells, _CELLS)
+    bins, n = Bins.of(_abundance(group), max(_PER_BIN, len(trend) // _SIMULATIONS)), min(n_cells, _CELLS)
     size = rng.lognormal(0.0, math.sqrt(math.log1p(_library_variation(group))), n)
     mean, variance = torch.zeros_like(log_factor), torch.zeros_like(log_factor)
     for genes in bins.genes:
@@ -152,23 +158,20 @@ def _simulated(
 
     None where no two of them show any variance. Shapes: ``mu (cells,)``.
     """
-    own = alpha * multiple
-    x = torch.from_numpy(rng.poisson(mu[:, None] * rng.gamma(1 / own, own, (len(mu), _SIMULATED)))).double()
-    factor = _factors([_sums(x, torch.from_numpy(mu))], torch.full((_SIMULATED,), alpha, dtype=torch.float64))
-    log, true = factor[factor > 0].log(), math.log((mu + own * mu**2).sum() / (mu + alpha * mu**2).sum())
-    return None if len(log) < 2 else (float(log.mean()), float(log.mean()) - true, float(log.var()))
+    own, n = alpha * multiple, len(mu)
+    x = rng.poisson(mu[:, None] * rng.gamma(1 / own, own, (n, _SIMULATED))).astype(np.float64)
+    rate = x.sum(0) / mu.sum()
+    observed = ((x - mu[:, None] * rate) ** 2).sum(0) * n / max(1, n - 1)
+    shown = observed > 0
+    log = np.log(observed[shown] / (x.sum(0) + alpha * rate**2 * (mu**2).sum())[shown])
+    true = math.log((mu + own * mu**2).sum() / (mu + alpha * mu**2).sum())
+    return None if len(log) < 2 else (float(log.mean()), float(log.mean()) - true, float(log.var(ddof=1)))
 
 
 def _library_variation(group: Batches) -> float:
     """Squared coefficient of variation of the libraries within batches."""
     shares = [float((p.n_cells * p.library_squares / p.library.square()).mean()) * p.n_cells for p in group]
     return max(1e-6, sum(shares) / _n_cells(group) - 1)
-
-
-def _sums(x: Tensor, library: Tensor) -> GroupSums:
-    """The sums of dense counts. Shapes: ``x (cells, genes)``, ``library (cells,)``."""
-    cross, seen = (x * library.unsqueeze(-1)).sum(0), (x > 0).double().sum(0)
-    return GroupSums(x.sum(0), x.square().sum(0), cross, seen, library.sum(), library.square().sum(), len(x))
 
 
 class _Logs(NamedTuple):
@@ -183,11 +186,11 @@ class _Logs(NamedTuple):
 
     @classmethod
     def of(cls, group: Batches, trend: Tensor) -> _Logs:
-        bins = Bins.of(_per_cell(group).clamp_min(1e-6))
+        bins = Bins.of(_abundance(group))
         factor = _factors(group, trend)
         shown = (factor > 1e-12) & (_per_cell(group) > 0)
         log = torch.where(shown, factor, 1.0).log()
-        chance = _by_chance(bins, log, trend, group)
+        chance = _by_chance(log, trend, group)
         log = log - chance.mean
         classes = [genes[shown[genes]] for genes in bins.genes]
         mean = bins.curve([float(log[genes].mean()) if len(genes) else 0.0 for genes in classes])
@@ -245,6 +248,12 @@ def _posterior(own: _Logs, other: _Logs, variance: float, covariance: float, tre
 
 def _df_of(variance: Tensor) -> Tensor:
     """Degrees of freedom of a chi-square whose logarithm has this variance. Shapes: ``(genes,) -> (genes,)``."""
-    at = np.geomspace(1e-6, 10.0, 200)
-    df = np.array([2 * inverse_trigamma(float(v)) for v in at])
-    return torch.from_numpy(np.exp(np.interp(variance.clamp(1e-6, 10).log().numpy(), np.log(at), np.log(df))))
+    log_variance, log_df = _log_df()
+    return torch.from_numpy(np.exp(np.interp(variance.clamp(1e-6, 10).log().numpy(), log_variance, log_df)))
+
+
+@cache
+def _log_df() -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of variances and of the degrees of freedom that they belong to. Shapes: ``(100,)`` each."""
+    variances = np.geomspace(1e-6, 10.0, 100)
+    return np.log(variances), np.log([2 * inverse_trigamma(float(v)) for v in variances])

@@ -118,8 +118,7 @@ def em_shares(marginal: Tensor) -> Tensor:
     marginal = marginal.clamp_min(1e-300)
     shares = torch.full((marginal.shape[1],), 1 / marginal.shape[1], dtype=marginal.dtype)
     for _ in range(_ITERATIONS):
-        part = shares * marginal
-        shares = (part / part.sum(-1, keepdim=True)).mean(0)
+        shares = shares * (marginal.mT @ (1 / (marginal @ shares))) / len(marginal)
     return shares
 
 
