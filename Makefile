@@ -21,8 +21,9 @@ $(STAMP): pyproject.toml paper/pyproject.toml constraints.txt
 demo: install
 	$(BIN)/vaerdict demo --out vaerdict-demo
 
+# two processes of one thread each; the tests of a file share what they set up
 test: lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' --numprocesses 2 --dist loadfile
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
