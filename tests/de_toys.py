@@ -8,22 +8,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vaerdict.de.counts_likelihood import GroupProportions
 from vaerdict.de.model import Proposed
+from vaerdict.de.sums import GroupSums
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 
 
 def simulated(
-    generator: torch.Generator, lfc: torch.Tensor, counts: float = 40.0, cells: tuple[int, int] = (200, 200)
-) -> tuple[GroupProportions, GroupProportions]:
-    """Groups whose means are worth Poisson counts, about `counts` for two hundred cells, in libraries of 1,000."""
+    generator: torch.Generator, lfc: Tensor, counts: float = 40.0, cells: tuple[int, int] = (200, 200)
+) -> tuple[GroupSums, GroupSums]:
+    """Groups of cells with Poisson counts, about `counts` for two hundred cells, in libraries of 1,000."""
     level = counts * (0.7 * torch.randn(len(lfc), generator=generator, dtype=torch.float64)).exp() / 200
-    library, sides = 1000.0, []
+    sides = []
     for n, sign in zip(cells, (0.5, -0.5), strict=True):
-        drawn = torch.poisson(n * level * torch.exp2(sign * lfc), generator=generator)
-        mean = drawn / (n * library)
-        sides.append(GroupProportions(mean, mean / library, 1 / library, n))
+        rate = level * torch.exp2(sign * lfc)
+        sides.append(sums_of(torch.poisson(rate.expand(n, -1), generator=generator), torch.full((n,), 1000.0)))
     return sides[0], sides[1]
+
+
+def sums_of(x: Tensor, library: Tensor) -> GroupSums:
+    """The sums over cells of dense counts. Shapes: ``x (cells, genes)``, ``library (cells,)``."""
+    x, library = x.double(), library.double()
+    seen = (x > 0).double().sum(0)
+    return GroupSums(
+        x.sum(0), x.square().sum(0), library @ x, seen, library.sum(), library.square().sum(), len(library)
+    )
 
 
 NOISE_SD = 0.5
