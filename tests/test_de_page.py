@@ -541,7 +541,10 @@ def test_page_answers_to_mouse_and_keys(run, found):
     assert found["now"].startswith(NAMES[2])
     assert {"mean in B cells", "mean in CD14+ Monocytes"} <= set(found["heads"])
     assert found["legend"] == "called, higher in B cells"
-    assert "mean in CD14+ Monocytes (mean_b)mean proportion of the gene in the cells of CD14+ Mono" in found["meanings"]
+    assert (
+        "mean in CD14+ Monocytes (mean_b)share of the counts of CD14+ Monocytes that are of the gene"
+        in found["meanings"]
+    )
     for column in SHOWN:
         assert f"({column.name})" in found["meanings"]
     assert {"mean in NK cells", "mean in the rest"} <= set(found["otherHeads"])

@@ -160,7 +160,7 @@ def adjusted(sums: GroupSums, effects: CellEffects, cells: Tensor, library: Tens
 
 
 def scaled_by_effects(blocks: Iterable[Any], genes: np.ndarray, effects: CellEffects) -> Iterator[Any]:
-    """Counts of some genes times the factors of their cells. Shapes: ``blocks (c, all genes) -> (c, genes)``, sparse."""
+    """Counts of some genes times the factors of their cells. Shapes: ``(c, all genes) -> (c, genes)``, sparse."""
     start, gamma = 0, effects.gamma.numpy()
     for block in blocks:
         z = effects.values[start : start + block.shape[0]].numpy()
