@@ -53,9 +53,10 @@ def differential_expression(
 ) -> DEResult:
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate.
 
-    Genes are called from the raw counts: a quasi-likelihood per gene, over-dispersed between cells or samples, with
-    adaptive shrinkage across genes. A gene is differentially expressed where its |log2 fold change| is at least
-    `delta`. No model is trained unless one is asked for (`check_model`, `borrow`, ``scale="pair"``, or `model`).
+    All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
+    between cells or samples moderated across genes, and adaptive shrinkage of fold changes. A gene is differentially
+    expressed where its |log2 fold change| is at least `delta`. No model is trained unless one is asked for
+    (`check_model`, `borrow`, ``scale="pair"``, or `model`).
 
     Parameters
     ----------
