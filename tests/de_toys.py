@@ -1,4 +1,4 @@
-"""Simulated groups of cells for tests of the likelihood of counts."""
+"""Simulated cells for tests of the likelihood of counts, and a model whose posterior is known."""
 
 from __future__ import annotations
 
@@ -12,26 +12,46 @@ from vaerdict.de.model import Proposed
 from vaerdict.de.sums import GroupSums
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
 
-
-def simulated(
-    generator: torch.Generator, lfc: Tensor, counts: float = 40.0, cells: tuple[int, int] = (200, 200)
-) -> tuple[GroupSums, GroupSums]:
-    """Groups of cells with Poisson counts, about `counts` for two hundred cells, in libraries of 1,000."""
-    level = counts * (0.7 * torch.randn(len(lfc), generator=generator, dtype=torch.float64)).exp() / 200
-    sides = []
-    for n, sign in zip(cells, (0.5, -0.5), strict=True):
-        rate = level * torch.exp2(sign * lfc)
-        sides.append(sums_of(torch.poisson(rate.expand(n, -1), generator=generator), torch.full((n,), 1000.0)))
-    return sides[0], sides[1]
+LIBRARY = 5000.0
 
 
-def sums_of(x: Tensor, library: Tensor) -> GroupSums:
-    """The sums over cells of dense counts. Shapes: ``x (cells, genes)``, ``library (cells,)``."""
-    x, library = x.double(), library.double()
-    seen = (x > 0).double().sum(0)
-    return GroupSums(
-        x.sum(0), x.square().sum(0), library @ x, seen, library.sum(), library.square().sum(), len(library)
-    )
+def group_sums(x: Tensor, library: Tensor) -> GroupSums:
+    """The sums over cells of a group. Shapes: ``x (cells, genes)``, ``library (cells,)``."""
+    cross, seen = (x * library.unsqueeze(-1)).sum(0), (x > 0).double().sum(0)
+    return GroupSums(x.sum(0), x.square().sum(0), cross, seen, library.sum(), library.square().sum(), len(x))
+
+
+def libraries(generator: torch.Generator, n: int) -> Tensor:
+    """Libraries that differ by a third, `LIBRARY` on average. Shapes: ``-> (n,)``."""
+    return LIBRARY * torch.exp(0.3 * torch.randn(n, generator=generator, dtype=torch.float64) - 0.045)
+
+
+def gamma(generator: torch.Generator, variance: Tensor) -> Tensor:
+    """Gamma variates of mean one and this variance. Shapes: ``(...) -> (...)``."""
+    return torch._standard_gamma(1 / variance, generator=generator) * variance
+
+
+def counts(generator: torch.Generator, rate: Tensor, library: Tensor, alpha: Tensor) -> Tensor:
+    """Negative binomial counts. Shapes: ``rate (genes,)`` or ``(cells, genes)``, ``alpha (genes,)``."""
+    mean = rate * library.unsqueeze(-1)
+    return torch.poisson(mean * gamma(generator, alpha.expand_as(mean).contiguous()), generator=generator)
+
+
+def cells(generator: torch.Generator, rate: Tensor, n: int, alpha: Tensor) -> GroupSums:
+    """Cells of negative binomial counts in libraries of their own, which hold genes beside these."""
+    library = libraries(generator, n)
+    return group_sums(counts(generator, rate, library, alpha), library)
+
+
+def rates(generator: torch.Generator, n: int, per_cell: float = 0.5) -> Tensor:
+    """Rates of genes, apart by a factor of e^1.2, with about `per_cell` counts in a cell. Shapes: ``-> (n,)``."""
+    return per_cell / LIBRARY * torch.exp(1.2 * torch.randn(n, generator=generator, dtype=torch.float64))
+
+
+def planted(generator: torch.Generator, n: int, share: float = 0.3, sd: float = 1.0) -> Tensor:
+    """Fold changes of which a share is not zero. Shapes: ``-> (n,)``."""
+    some = torch.rand(n, generator=generator) < share
+    return torch.where(some, sd * torch.randn(n, generator=generator, dtype=torch.float64), 0.0)
 
 
 NOISE_SD = 0.5

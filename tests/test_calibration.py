@@ -167,15 +167,16 @@ def test_calls_and_what_is_false_of_them():
     prob, lfc = torch.tensor([0.99, 0.95, 0.9, 0.1]).double(), torch.tensor([3.0, 2.0, 1.0, 0.1]).double()
     changed = torch.tensor([True, False, True, True])
     at = lambda level: discoveries(prob, level).numpy()  # noqa: E731
-    one, five, half = task.calls(at, changed.numpy(), (0.01, 0.06, 0.5), prob.numpy())
+    whole = {None: np.ones(4, dtype=bool)}
+    one, five, half = task.calls(at, changed.numpy(), (0.01, 0.06, 0.5), whole, prob.numpy())
     assert (one["n_called"], one["n_false"], one["fdp"], one["tpr"]) == (1, 0, 0.0, pytest.approx(1 / 3))
     assert (five["n_called"], five["n_false"], five["fdp"]) == (3, 1, pytest.approx(1 / 3))
     assert five["expected_fdr"] == pytest.approx(0.16 / 3)
     assert (half["n_called"], half["tpr"]) == (4, 1.0)
     nothing = np.zeros(4, dtype=bool)
-    (none,) = task.calls(lambda level: nothing, nothing, (0.05,), np.zeros(4))
+    (none,) = task.calls(lambda level: nothing, nothing, (0.05,), whole, np.zeros(4))
     assert (none["n_called"], none["fdp"], none["tpr"], none["expected_fdr"]) == (0, 0.0, None, 0.0)
-    (p_values,) = task.calls(lambda level: changed.numpy(), changed.numpy(), (0.05,))
+    (p_values,) = task.calls(lambda level: changed.numpy(), changed.numpy(), (0.05,), whole)
     assert (p_values["n_called"], p_values["fdp"], p_values["expected_fdr"]) == (3, 0.0, None)
     expected = 100 * np.mean([abs(0 - 0.01), abs(1 / 2 - 0.03), abs(1 / 3 - 0.16 / 3), abs(1 / 4 - 1.06 / 4)])
     assert measure(prob, lfc, changed.double(), 0.5)["fdr_mae"] == pytest.approx(expected)
@@ -353,7 +354,14 @@ def answer_of(prob: Any, seen: list[dict[str, Any]]) -> Any:
         seen.append({**options, "half": half, "obs": adata.obs})
         table = {"contrast": "c", "gene": adata.var_names, "lfc_mean": lfc, "prob_de": prob(lfc), "lfc_low": lfc - 1}
         q = q_values(torch.from_numpy(np.asarray(table["prob_de"])), ties=torch.from_numpy(lfc).abs()).numpy()
-        table |= {"lfc_high": lfc + 1, "mean_a": means[0], "mean_b": means[1], "q_value": q, "is_de": q <= 0.05}
+        table |= {
+            "lfc_high": lfc + 1,
+            "mean_a": means[0],
+            "mean_b": means[1],
+            "q_value": q,
+            "is_de": q <= 0.05,
+            "lfsr": 0.0,
+        }
         return SimpleNamespace(table=pd.DataFrame(table), results={"contrasts": [{"name": "c", "within": None}]})
 
     return analysis
@@ -401,7 +409,7 @@ def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
     pd.testing.assert_frame_equal(again.table, calibration.table)
     written = (tmp_path / "whole" / "calibrate.csv").read_text()
-    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 14)
+    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 15)
     other = calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
     assert (tmp_path / "other" / "calibrate.csv").read_text() != written
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
@@ -603,20 +611,17 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         calibrate(simulated(n=60), "group", ["A"], model=tmp_path, splits=1, spikes=0)
 
 
-def test_types_batches_and_samples_travel_to_the_real_analysis():
-    calibration = calibrate(
-        simulated(n=360, null=True),
-        "group",
-        ["A"],
-        within="type",
-        balance="batch",
-        batch_key="batch",
-        splits=1,
-        spikes=1,
-        **FAST,
-    )
-    assert set(calibration.table["n_genes"]) == {80}  # forty genes in each of two types
-    assert calibration.table[calibration.table["kind"] == "spike"]["n_true"].min() > 0
+@pytest.mark.parametrize("joint", [False, True])
+def test_types_and_batches_travel_to_the_real_analysis(joint):
+    options = {"within": "type", "balance": "batch", "batch_key": "batch", "joint_fdr": joint}
+    calibration = calibrate(simulated(n=360, null=True), "group", ["A"], splits=1, spikes=1, **options, **FAST)
+    table = calibration.table
+    lists = table.groupby(["kind", "level"])["within"].agg(list)
+    assert all(types == ([None] if joint else ["t", "u"]) for types in lists)  # an FDR each, or one
+    assert set(table["n_genes"]) == {80 if joint else 40}  # forty genes in each of two types
+    assert table[table["kind"] == "spike"]["n_true"].min() > 0
+    (row,) = (row for row in calibration.results["null"] if row["level"] == 0.05)
+    assert row["splits"] == (1 if joint else 2)
 
 
 @pytest.mark.parametrize(

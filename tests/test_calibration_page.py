@@ -193,9 +193,8 @@ def test_help_documents_every_column_and_has_an_example(command):
     code, out, _ = command("calibrate", "--help")
     assert code == 0
     assert all(name in out for name in names(CALIBRATE))
-    assert all(
-        flag in out for kind in (CalibrateOptions, DEOptions) for o in options_of(kind) for flag in o.flag.split("/")
-    )
+    flags = [option.flag for kind in (CalibrateOptions, DEOptions) for option in options_of(kind)]
+    assert all(part in out for flag in flags for part in flag.split("/"))
     assert "--model" in out
     assert "vaerdict calibrate counts.h5ad" in out
 

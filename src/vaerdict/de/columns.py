@@ -80,6 +80,7 @@ CALIBRATE = (
     TableColumn("kind", "null (nothing changed) or spike (changes planted)"),
     TableColumn("group", "the group whose cells were split"),
     TableColumn("split", "number of the split"),
+    TableColumn("within", "the cell type whose cells were compared, where each has its own FDR"),
     TableColumn("method", "reported: what `vaerdict de` reports; otherwise the name of a rival"),
     TableColumn("question", "what the method tests: any change, or a change beyond delta"),
     TableColumn("replicates", "cells or samples"),
@@ -92,7 +93,7 @@ CALIBRATE = (
     TableColumn("tpr", "share of the changed genes that were called"),
     TableColumn("expected_fdr", "the FDR stated for the genes called; none by p-values"),
 )
-"""The columns of calibrate.csv, one row for each split, method and level."""
+"""The columns of calibrate.csv, one row for each split, list of genes with an FDR of its own, method and level."""
 
 
 def names(columns: tuple[TableColumn, ...], *stages: str) -> list[str]:

@@ -36,13 +36,14 @@ _MULTIPLES = tuple(2.0**k for k in range(-4, 5))
 
 _LEAST_VARIANCE = 1e-4
 _EM_STEPS = 100
+_BINOMIAL_STEPS = 30
 _SCORING_STEPS = 8
 _LARGEST_STEP = 1.0  # of a coefficient, on the natural logarithm
 
 
 @dataclass(frozen=True, eq=False)
 class LfcLikelihood:
-    """Log-likelihood of every gene's log2 fold change, about its mode with a standard error.
+    """Log-likelihood of every gene's log2 fold change up to a constant, its mode and its standard error, about.
 
     Shapes: ``at: (genes, r) -> (genes, r)``, ``mode`` and ``error`` ``(genes,)``.
     """
@@ -53,7 +54,7 @@ class LfcLikelihood:
 
 
 class SideCounts(NamedTuple):
-    """Counts of one side with their exposure, the spread a, the factor of their variance, and its degrees of freedom.
+    """Counts of one side with their exposure, the spread a, and the factor of their variance.
 
     Shapes: ``(genes,)`` each.
     """
@@ -62,7 +63,6 @@ class SideCounts(NamedTuple):
     exposure: Tensor
     spread: Tensor
     factor: Tensor
-    df: Tensor
 
     @classmethod
     def of(cls, cells: GroupSums, dispersion: Dispersion, informative: float = 1.0) -> SideCounts:
@@ -73,7 +73,7 @@ class SideCounts(NamedTuple):
         exposure = (informative * cells.library).expand_as(cells.total)
         spread = dispersion.trend * (cells.library_squares / cells.library.square() / informative)
         counts = informative * cells.total
-        return cls(counts, exposure, spread, torch.maximum(dispersion.factor, 1 / (1 + counts * spread)), dispersion.df)
+        return cls(counts, exposure, spread, torch.maximum(dispersion.factor, 1 / (1 + counts * spread)))
 
 
 Opposed = Sequence[tuple[SideCounts, SideCounts]]
@@ -81,17 +81,18 @@ Opposed = Sequence[tuple[SideCounts, SideCounts]]
 
 
 class _Deviance(NamedTuple):
-    """Deviance of fold changes over the dispersion, with its degrees of freedom. Shapes: ``(genes, r)`` each."""
+    """Deviance of fold changes over the dispersion, and variances of both log-rates. Shapes: ``(genes, r)`` each."""
 
     value: Tensor
-    df: Tensor
+    variance_a: Tensor
+    variance_b: Tensor
 
 
 def _deviance(a: SideCounts, b: SideCounts, lfc: Tensor) -> _Deviance:
     """Of two sides, at the rate of highest likelihood for each fold change. Shapes: ``lfc (genes, r)``.
 
-    Dispersion and degrees of freedom (Welch's) are those at this rate: a side without counts shows no dispersion of its
-    own, and where both rates were equal it would vary as it would then.
+    Variances are those at this rate: a side without counts shows no dispersion of its own, and where both rates were
+    equal it would vary as it would then.
     """
     y_a, y_b, s_a, s_b = (part.unsqueeze(-1) for part in (a.counts, b.counts, a.spread, b.spread))
     s_a, s_b = s_a.clamp_min(_LEAST_SPREAD), s_b.clamp_min(_LEAST_SPREAD)
@@ -104,8 +105,17 @@ def _deviance(a: SideCounts, b: SideCounts, lfc: Tensor) -> _Deviance:
     best = _negative_binomial(y_a, y_a, s_a) + _negative_binomial(y_b, y_b, s_b)
     v_a, v_b = 1 / mu_a.clamp_min(1e-300) + s_a, 1 / mu_b.clamp_min(1e-300) + s_b
     u_a, u_b = a.factor.unsqueeze(-1) * v_a, b.factor.unsqueeze(-1) * v_b
-    df = (u_a + u_b).square() / (u_a.square() / a.df.unsqueeze(-1) + u_b.square() / b.df.unsqueeze(-1))
-    return _Deviance(2 * (best - fitted).clamp_min(0) * (v_a + v_b) / (u_a + u_b), df)
+    return _Deviance(2 * (best - fitted).clamp_min(0) * (v_a + v_b) / (u_a + u_b), u_a, u_b)
+
+
+def _welch_df(parts: Sequence[_Deviance], df_a: Tensor, df_b: Tensor) -> Tensor:
+    """Welch's degrees of freedom of the mean of all batches, for one dispersion per side in all of them.
+
+    Shapes: ``df (genes,)``, ``-> (genes, r)``.
+    """
+    precision = torch.stack([1 / (part.variance_a + part.variance_b) for part in parts])
+    share_a = (precision * (precision * torch.stack([part.variance_a for part in parts]))).sum(0) / precision.sum(0)
+    return 1 / (share_a.square() / df_a.unsqueeze(-1) + (1 - share_a).square() / df_b.unsqueeze(-1))
 
 
 def _negative_binomial(y: Tensor, mu: Tensor, spread: Tensor) -> Tensor:
@@ -143,9 +153,11 @@ def cells_likelihood(pairs: Sequence[tuple[GroupSums, GroupSums]], informative: 
 
     def log_likelihood(lfc: Tensor) -> Tensor:
         parts = [_deviance(a, b, lfc) for a, b in opposed]
-        df = torch.stack([part.df for part in parts]).sum(0)
+        df = _welch_df(parts, of_a.df, of_b.df)
         deviance = torch.stack([part.value for part in parts]).sum(0)
-        return -0.5 * (df + 1) * torch.log1p((deviance - deviance.amin(-1, keepdim=True)) / df)
+        if len(parts) > 1:  # batches that disagree: their least deviance is that at the best of the nodes
+            deviance = deviance - deviance.amin(-1, keepdim=True)
+        return -0.5 * (df + 1) * torch.log1p(deviance / df)
 
     return LfcLikelihood(log_likelihood, *_mode(opposed))
 
@@ -216,9 +228,7 @@ class _Samples:
         dispersion = torch.empty(len(samples), len(samples[0].total), dtype=torch.float64)
         for first in (True, False):
             side = [s for s, is_a in zip(samples, design.first.tolist(), strict=True) if is_a == first]
-            observed, poisson = torch.stack([s.deviations for s in side]).sum(0), torch.stack([s.total for s in side])
-            ratio = torch.where(poisson.sum(0) > 0, observed / poisson.sum(0).clamp_min(1e-300), 1.0)
-            dispersion[design.first == first] = ratio.clamp_min(1.0)
+            dispersion[design.first == first] = _beyond_poisson(side)
         library = torch.stack([s.library for s in samples]).unsqueeze(-1)
         return cls(torch.stack([s.rate for s in samples]), library / dispersion, design)
 
@@ -254,8 +264,7 @@ class _Samples:
             share = fit.weight[mine] / fit.weight[mine].sum(0)
             exposure = informative / (share.square() / (self.exposure[mine] * fit.effect[mine].exp())).sum(0)
             spread = variance * share.square().sum(0) / informative
-            one = torch.ones_like(exposure)
-            sides.append(SideCounts(fit.log_rate[:, p].exp() * exposure, exposure, spread, one, 1e6 * one))
+            sides.append(SideCounts(fit.log_rate[:, p].exp() * exposure, exposure, spread, torch.ones_like(exposure)))
         return list(zip(sides[::2], sides[1::2], strict=True))
 
 
@@ -276,17 +285,32 @@ def samples_likelihood(samples: Sequence[GroupSums], design: SampleDesign) -> Lf
         )
     bins = Bins.of((units.rate * units.exposure).mean(0).clamp_min(1e-9), _PER_BIN)
     usual = _usual_variance(lambda genes, v: units.take(genes).fit(v).squares, bins, df)
-    fits, opposed = [], []
+    components = []
     for multiple in _MULTIPLES:
         variance = _LEAST_VARIANCE + multiple * usual
-        fits.append(units.fit(variance))
-        opposed.append(units.opposed(fits[-1], variance))
+        fit = units.fit(variance)
+        components.append(_of_samples(fit.evidence, units.opposed(fit, variance)))
+    return _mixed(components, bins)
 
-    def component(k: int, lfc: Tensor) -> Tensor:
-        return -0.5 * torch.stack([_deviance(a, b, lfc).value for a, b in opposed[k]]).sum(0)
 
-    evidence = torch.stack([fit.evidence for fit in fits], -1)
-    return _mixed(evidence, bins, component, [_mode(pairs) for pairs in opposed])
+class _Component(NamedTuple):
+    """The likelihood at one variance between samples, a density of the estimates, and the evidence for this variance.
+
+    Shapes: ``evidence (genes,)``.
+    """
+
+    evidence: Tensor
+    likelihood: LfcLikelihood
+
+
+def _of_samples(evidence: Tensor, opposed: Opposed) -> _Component:
+    """The density of the fold changes of all batches at one variance."""
+    log_error = torch.stack([_mode([pair])[1].log() for pair in opposed]).sum(0).unsqueeze(-1)
+
+    def at(lfc: Tensor) -> Tensor:
+        return -0.5 * torch.stack([_deviance(a, b, lfc).value for a, b in opposed]).sum(0) - log_error
+
+    return _Component(evidence, LfcLikelihood(at, *_mode(opposed)))
 
 
 def paired_likelihood(pairs: Sequence[tuple[GroupSums, GroupSums]]) -> LfcLikelihood:
@@ -297,61 +321,92 @@ def paired_likelihood(pairs: Sequence[tuple[GroupSums, GroupSums]]) -> LfcLikeli
     """
     if len(pairs) < 2:
         raise SettingError("one sample shows no variance between samples; give at least two.")
-    terms, df = _binomial_terms(pairs), len(pairs) - 1
-    a, b, log_ratio = (torch.stack(part) for part in zip(*terms, strict=True))
-    lfc = _common_lfc(a, b, log_ratio)
-
-    def residual(tau: Tensor, genes: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        share = torch.sigmoid(log_ratio[:, genes] + lfc[genes] * LOG2)
-        v = ((a + b)[:, genes] * share * (1 - share)).clamp_min(1e-12)
-        weight = 1 / (1 / v + tau)
-        deviation = (a[:, genes] - (a + b)[:, genes] * share) / v
-        deviation = deviation - (weight * deviation).sum(0) / weight.sum(0)
-        return weight, (weight * deviation.square()).sum(0)
-
-    bins = Bins.of((a + b).mean(0).clamp_min(1e-9), _PER_BIN)
-    usual = _usual_variance(lambda genes, tau: residual(tau, genes)[1], bins, df)
-    scales, evidence, modes = [], [], []
-    for multiple in _MULTIPLES:
-        tau = _LEAST_VARIANCE + multiple * usual
-        weight, squares = residual(tau)
-        share = torch.sigmoid(log_ratio + lfc * LOG2)
-        v = (a + b) * share * (1 - share)
-        scales.append(1 / (1 + tau * v))
-        evidence.append(0.5 * (weight.log().sum(0) - weight.sum(0).log() - squares))
-        modes.append((lfc, (scales[-1] * v).sum(0).clamp_min(1e-3).rsqrt() / LOG2))
-
-    def component(k: int, grid: Tensor) -> Tensor:
-        odds = log_ratio.unsqueeze(-1) + grid * LOG2
-        terms = a.unsqueeze(-1) * odds - (a + b).unsqueeze(-1) * softplus(odds)
-        log_lik = (scales[k].unsqueeze(-1) * terms).sum(0)
-        return log_lik - log_lik.amax(-1, keepdim=True)
-
-    return _mixed(torch.stack(evidence, -1), bins, component, modes)
+    units = _Pairs.of(pairs)
+    bins = Bins.of((units.a + units.b).mean(0).clamp_min(1e-9), _PER_BIN)
+    usual = _usual_variance(lambda genes, tau: units.take(genes).fit(tau).squares, bins, len(pairs) - 1)
+    return _mixed([units.component(_LEAST_VARIANCE + multiple * usual) for multiple in _MULTIPLES], bins)
 
 
-def _binomial_terms(pairs: Sequence[tuple[GroupSums, GroupSums]]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Counts of both sides over their dispersion between cells, and the log-ratio of exposures, for each sample."""
-    groups = [side for pair in pairs for side in pair]
-    observed, poisson = (
-        torch.stack([group.deviations for group in groups]).sum(0),
-        torch.stack([group.total for group in groups]).sum(0),
-    )
-    phi = torch.where(poisson > 0, observed / poisson.clamp_min(1e-300), 1.0).clamp_min(1.0)
-    return [(x.total / phi, y.total / phi, (x.library / y.library).log().expand_as(phi)) for x, y in pairs]
+class _PairFit(NamedTuple):
+    """Pairs at a variance between them: their precisions, the share of their own information that these are.
+
+    Shapes: ``weight`` and ``share`` ``(samples, genes)``, ``lfc`` and ``squares``, of their deviations, ``(genes,)``.
+    """
+
+    weight: Tensor
+    share: Tensor
+    lfc: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Both sides of each sample: counts over their dispersion between cells, and the log-ratio of their exposures.
+
+    `lfc` is the fold change common to all samples of highest likelihood, with one count more in all, shared by
+    exposure. Shapes: ``(samples, genes)`` each, ``lfc (genes,)``.
+    """
+
+    a: Tensor
+    b: Tensor
+    log_ratio: Tensor
+    lfc: Tensor
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[GroupSums, GroupSums]]) -> _Pairs:
+        phi = _beyond_poisson([side for pair in pairs for side in pair])
+        a, b = (torch.stack([pair[side].total for pair in pairs]) / phi for side in (0, 1))
+        log_ratio = torch.stack([(x.library / y.library).log().expand_as(phi) for x, y in pairs])
+        return cls(a, b, log_ratio, _common_lfc(a, b, log_ratio))
+
+    def take(self, genes: Tensor) -> _Pairs:
+        """Those of some genes."""
+        return _Pairs(self.a[:, genes], self.b[:, genes], self.log_ratio[:, genes], self.lfc[genes])
+
+    def fit(self, tau: Tensor) -> _PairFit:
+        """Samples about their own mean, for variances between them, from one step of scoring. Shapes: ``(genes,)``."""
+        share = torch.sigmoid(self.log_ratio + self.lfc * LOG2)
+        information = ((self.a + self.b) * share * (1 - share)).clamp_min(1e-12)
+        weight = 1 / (1 / information + tau)
+        deviation = (self.a - (self.a + self.b) * share) / information
+        mean = (weight * deviation).sum(0) / weight.sum(0)
+        lfc = self.lfc + mean.clamp(-_LARGEST_STEP, _LARGEST_STEP) / LOG2
+        return _PairFit(weight, weight / information, lfc, (weight * (deviation - mean).square()).sum(0))
+
+    def component(self, tau: Tensor) -> _Component:
+        """The likelihood at a variance between samples: each binomial to the power that leaves it its precision."""
+        fit = self.fit(tau)
+        precision = fit.weight.sum(0)
+        error = precision.clamp_min(1e-3).rsqrt() / LOG2
+
+        def log_lik(lfc: Tensor) -> Tensor:
+            odds = self.log_ratio.unsqueeze(-1) + lfc * LOG2
+            terms = self.a.unsqueeze(-1) * odds - (self.a + self.b).unsqueeze(-1) * softplus(odds)
+            return (fit.share.unsqueeze(-1) * terms).sum(0)
+
+        offset = log_lik(fit.lfc.unsqueeze(-1)) + error.log().unsqueeze(-1)
+        evidence = 0.5 * (fit.weight.log().sum(0) - precision.log() - fit.squares)
+        return _Component(evidence, LfcLikelihood(lambda lfc: log_lik(lfc) - offset, fit.lfc, error))
 
 
 def _common_lfc(a: Tensor, b: Tensor, log_ratio: Tensor) -> Tensor:
     """The likeliest fold change common to all samples, with one count more in all. Shapes: ``-> (genes,)``."""
+    more = torch.sigmoid(log_ratio) / len(a)
+    a, b = a + more, b + 1 / len(a) - more
     lfc = torch.zeros_like(a[0])
-    first = torch.sigmoid(log_ratio)
-    more = first.mean(0)
-    for _ in range(30):
+    for _ in range(_BINOMIAL_STEPS):
         share = torch.sigmoid(log_ratio + lfc * LOG2)
-        score = (a - (a + b) * share).sum(0) + (more - torch.sigmoid(log_ratio.mean(0) + lfc * LOG2))
-        information = ((a + b) * share * (1 - share)).sum(0) + 0.25
+        score, information = (a - (a + b) * share).sum(0), ((a + b) * share * (1 - share)).sum(0)
         lfc = lfc + (score / information / LOG2).clamp(-_LARGEST_STEP, _LARGEST_STEP)
     return lfc
+
+
+def _beyond_poisson(groups: Sequence[GroupSums]) -> Tensor:
+    """Squared deviations of cells over those of Poisson counts, one at least. Shapes: ``-> (genes,)``."""
+    observed, poisson = (
+        torch.stack(part).sum(0) for part in zip(*((g.deviations, g.total) for g in groups), strict=True)
+    )
+    return torch.where(poisson > 0, observed / poisson.clamp_min(1e-300), 1.0).clamp_min(1.0)
 
 
 def _usual_variance(squares: Callable[[Tensor, Tensor], Tensor], bins: Bins, df: int) -> Tensor:
@@ -364,32 +419,31 @@ def _usual_variance(squares: Callable[[Tensor, Tensor], Tensor], bins: Bins, df:
     return bins.curve([where_one(median(genes), _MOST_VARIANCE) for genes in bins.genes])
 
 
-def _mixed(
-    evidence: Tensor,
-    bins: Bins,
-    component: Callable[[int, Tensor], Tensor],
-    modes: Sequence[tuple[Tensor, Tensor]],
-) -> LfcLikelihood:
-    """The likelihood over components whose shares are estimated in each class of genes. Shapes: ``(genes, k)``."""
+def _mixed(components: Sequence[_Component], bins: Bins) -> LfcLikelihood:
+    """The likelihood over components whose shares are estimated in each class of genes."""
+    evidence = torch.stack([component.evidence for component in components], -1)
     scaled = (evidence - evidence.amax(-1, keepdim=True)).exp()
-    posterior = torch.empty_like(scaled)
+    weight = torch.empty_like(scaled)
     for genes in bins.genes:
-        shares = torch.full((scaled.shape[1],), 1 / scaled.shape[1], dtype=torch.float64)
-        part = scaled[genes]
-        for _ in range(_EM_STEPS):
-            part = shares * scaled[genes]
-            part = part / part.sum(-1, keepdim=True)
-            shares = (part.sum(0) + 1 / scaled.shape[1]) / (len(genes) + 1)
-        posterior[genes] = part
-    log_weight = posterior.clamp_min(1e-300).log()
-    mode, error = (sum(p * m for p, m in zip(posterior.T, part, strict=True)) for part in zip(*modes, strict=True))
+        weight[genes] = _shares_of(scaled[genes])
+    parts = [component.likelihood for component in components]
 
     def log_likelihood(lfc: Tensor) -> Tensor:
         total = torch.full_like(lfc, -math.inf)
-        for k, (_, width) in enumerate(modes):
-            total = torch.logaddexp(total, component(k, lfc) + (log_weight[:, k] - width.log()).unsqueeze(-1))
+        for part, log_weight in zip(parts, weight.clamp_min(1e-300).log().T, strict=True):
+            total = torch.logaddexp(total, part.at(lfc) + log_weight.unsqueeze(-1))
         return total
 
-    assert isinstance(mode, Tensor)
-    assert isinstance(error, Tensor)
-    return LfcLikelihood(log_likelihood, mode, error)
+    mode, error = (torch.stack(values, -1) for values in zip(*((p.mode, p.error) for p in parts), strict=True))
+    return LfcLikelihood(log_likelihood, (weight * mode).sum(-1), (weight * error).sum(-1))
+
+
+def _shares_of(evidence: Tensor) -> Tensor:
+    """Posterior shares of components for each gene, their prior by EM with one gene more. Shapes: ``(genes, k)``."""
+    n, k = evidence.shape
+    prior, posterior = torch.full((k,), 1 / k, dtype=evidence.dtype), evidence
+    for _ in range(_EM_STEPS):
+        posterior = prior * evidence
+        posterior = posterior / posterior.sum(-1, keepdim=True)
+        prior = (posterior.sum(0) + 1 / k) / (n + 1)
+    return posterior

@@ -50,9 +50,14 @@ class Bins(NamedTuple):
 
     @classmethod
     def of(cls, abundance: Tensor, per_bin: int = _PER_BIN) -> Bins:
-        """Classes of equal numbers of genes."""
-        n = max(1, min(_MOST_BINS, len(abundance) // per_bin))
-        log, genes = abundance.log(), torch.tensor_split(abundance.argsort(stable=True), n)
+        """Classes of about equal numbers of genes; genes of one abundance are in one class, in whatever order."""
+        log = abundance.log()
+        rising, size, edges, start = log.sort().values, max(per_bin, len(log) / _MOST_BINS), [], 0
+        while len(log) - start >= 1.5 * size:
+            start = int(torch.searchsorted(rising, rising[start + math.ceil(size) - 1], right=True))
+            edges += [float(rising[start])] if len(log) - start >= 0.5 * size else []
+        number = torch.searchsorted(log.new_tensor(edges), log, right=True)
+        genes = [(number == i).nonzero().squeeze(-1) for i in range(len(edges) + 1)]
         return cls(log, genes, [float(log[part].median()) for part in genes])
 
     def curve(self, values: Sequence[float]) -> Tensor:
@@ -128,28 +133,29 @@ def _by_chance(bins: Bins, log_factor: Tensor, trend: Tensor, group: Batches) ->
     rng, n_cells = np.random.default_rng(_SEED), _n_cells(group)
     n = min(n_cells, _CELLS)
     size = rng.lognormal(0.0, math.sqrt(math.log1p(_library_variation(group))), n)
-    size /= size.mean()
-    mean, variance = torch.zeros_like(log_factor), torch.full_like(log_factor, 1e-6)
+    mean, variance = torch.zeros_like(log_factor), torch.zeros_like(log_factor)
     for genes in bins.genes:
-        alpha, per_cell = max(1e-3, float(trend[genes].median())), float(bins.log_abundance[genes].median().exp())
-        simulated = [_simulated(rng, size, per_cell, alpha, multiple) for multiple in _MULTIPLES]
-        shown, offset, spread = np.array([row for row in simulated if row is not None]).reshape(-1, 3).T
-        if len(shown):
-            order, at = np.argsort(shown), log_factor[genes].numpy()
-            mean[genes] = torch.from_numpy(np.interp(at, shown[order], offset[order])) * n / n_cells
-            variance[genes] = torch.from_numpy(np.interp(at, shown[order], spread[order])) * n / n_cells
+        per_cell, alpha = float(bins.log_abundance[genes].median().exp()), max(1e-3, float(trend[genes].median()))
+        simulated = [_simulated(rng, per_cell * size / size.mean(), alpha, multiple) for multiple in _MULTIPLES]
+        rows = sorted(row for row in simulated if row is not None)
+        if rows:
+            shown, offset, spread = zip(*rows, strict=True)
+            mean[genes] = torch.from_numpy(np.interp(log_factor[genes].numpy(), shown, offset)) * n / n_cells
+            variance[genes] = torch.from_numpy(np.interp(log_factor[genes].numpy(), shown, spread)) * n / n_cells
     return _Chance(mean, variance.clamp_min(1e-6))
 
 
 def _simulated(
-    rng: np.random.Generator, size: np.ndarray, per_cell: float, alpha: float, multiple: float
+    rng: np.random.Generator, mu: np.ndarray, alpha: float, multiple: float
 ) -> tuple[float, float, float] | None:
-    """Mean of the logarithm of a factor, its offset from the true one, and its variance, at a multiple of the trend."""
-    rates = per_cell * rng.gamma(1 / (alpha * multiple), alpha * multiple, (len(size), _SIMULATED))
-    x = torch.from_numpy(rng.poisson(size[:, None] * rates)).double()
-    factor = _factors([_sums(x, torch.from_numpy(size))], torch.full((_SIMULATED,), alpha, dtype=torch.float64))
-    log, mu = factor[factor > 0].log(), per_cell * size
-    true = math.log((mu + alpha * multiple * mu**2).sum() / (mu + alpha * mu**2).sum())
+    """Mean of the logarithm of factors, its offset from the true one, and their variance, at a multiple of the trend.
+
+    None where no two of them show any variance. Shapes: ``mu (cells,)``.
+    """
+    own = alpha * multiple
+    x = torch.from_numpy(rng.poisson(mu[:, None] * rng.gamma(1 / own, own, (len(mu), _SIMULATED)))).double()
+    factor = _factors([_sums(x, torch.from_numpy(mu))], torch.full((_SIMULATED,), alpha, dtype=torch.float64))
+    log, true = factor[factor > 0].log(), math.log((mu + own * mu**2).sum() / (mu + alpha * mu**2).sum())
     return None if len(log) < 2 else (float(log.mean()), float(log.mean()) - true, float(log.var()))
 
 
@@ -196,8 +202,10 @@ def _moderated(groups: Sequence[_Logs], trend: Tensor) -> list[Dispersion]:
     """
     a, b = groups
     shown = [log.variance < math.inf for log in groups]
-    excess = [float((log.deviation.square() - log.variance)[s].mean()) for log, s in zip(groups, shown, strict=True)]
-    variance = max(1e-6, sum(excess) / 2) if all(s.any() for s in shown) else 1e-6
+    excess = [
+        (log.deviation.square() - log.variance)[s].mean() for log, s in zip(groups, shown, strict=True) if s.any()
+    ]
+    variance = max(1e-6, float(sum(excess)) / max(1, len(excess)))
     both = shown[0] & shown[1]
     covariance = float((a.deviation * b.deviation)[both].mean()) if both.any() else 0.0
     covariance = min(max(0.0, covariance), (1 - 1e-6) * variance)

@@ -28,6 +28,7 @@ _ITERATIONS = 300
 _CLOSE, _FAR = 0.1, 1.0  # widths for genes that do not change and that do, when the centre is sought
 _ABOUT_CENTRE = 0.06 * torch.sinh(torch.linspace(-6.2, 6.2, 101, dtype=torch.float64))
 _ABOUT_CENTRE[50] = 0.0
+_STEEP = 0.5  # of the logarithm of a density, from node to node
 _ABOUT_MODE = 0.8 * torch.sinh(torch.linspace(-3.0, 3.0, 61, dtype=torch.float64))
 
 
@@ -78,11 +79,12 @@ def centre_of(mode: Tensor, error: Tensor) -> float:
     known = error <= float(error.median())
     mode, error = mode[known], error[known]
     low, high = (float(mode.quantile(q)) for q in (0.05, 0.95))
-    best, step = 0.5 * (low + high), max(1e-3, (high - low) / 400)
-    for _ in range(3):  # finer about the best
-        centres = torch.arange(low, high + step, step, dtype=torch.float64)
+    best = 0.5 * (low + high)
+    for n in (401, 41, 41):  # finer about the best; the same from both ends
+        centres = torch.linspace(low, high, n, dtype=torch.float64)
         best = float(centres[_log_closeness(centres, mode, error).argmax()])
-        low, high, step = best - step, best + step, step / 20
+        step = (high - low) / (n - 1)
+        low, high = best - step, best + step
     return best
 
 
@@ -134,13 +136,14 @@ class LfcPosterior:
             parts = zip(shares[1:].tolist(), WIDTHS[1:], strict=True)
             density = scaled * sum((s * normal_density(nodes, 0.0, w) for s, w in parts), torch.tensor(0.0))
             atom = shares[0] * likelihood.at_zero()
-        mass = 0.5 * (density[:, 1:] + density[:, :-1]) * nodes.diff(dim=-1)
+        mass = _mean_between(density) * nodes.diff(dim=-1)
         total = mass.sum(-1) + atom
         none = torch.zeros_like(total).unsqueeze(-1)
         self._nodes, self._atom = nodes, atom / total
         self._below = torch.cat([none, mass.cumsum(-1)], -1) / total.unsqueeze(-1)
         self._above = torch.cat([mass.flip(-1).cumsum(-1).flip(-1), none], -1) / total.unsqueeze(-1)
-        self.mean = (density * likelihood.weights * nodes).sum(-1) / total
+        weighted = density * likelihood.weights
+        self.mean = (weighted * nodes).sum(-1) / (weighted.sum(-1) + atom)
 
     def below(self, value: float, *, or_equal: bool = False) -> Tensor:
         """Probability of a difference below a value that is a node. Shapes: ``-> (genes,)``."""
@@ -152,7 +155,7 @@ class LfcPosterior:
 
     def _at(self, mass: Tensor, value: float) -> Tensor:
         place = (self._nodes >= value).to(torch.uint8).argmax(-1, keepdim=True)
-        return mass.gather(-1, place).squeeze(-1)
+        return mass.gather(-1, place).squeeze(-1).clamp_max(1)
 
     def quantile(self, level: float) -> Tensor:
         """Shapes: ``-> (genes,)``."""
@@ -163,3 +166,13 @@ class LfcPosterior:
         p_1 = torch.where(x_1 == 0, self._below.gather(-1, place), up_to.gather(-1, place))
         share = ((level - p_0) / (p_1 - p_0).clamp_min(1e-300)).clamp(0, 1)
         return (x_0 + share * (x_1 - x_0)).squeeze(-1)
+
+
+def _mean_between(density: Tensor) -> Tensor:
+    """The mean between neighbouring nodes: linear where a density changes little, exponential where it is steep.
+
+    Shapes: ``(genes, r) -> (genes, r - 1)``.
+    """
+    left, right = density[:, :-1], density[:, 1:]
+    rise = right.clamp_min(1e-300).log() - left.clamp_min(1e-300).log()
+    return torch.where(rise.abs() < _STEEP, 0.5 * (left + right), (right - left) / rise)

@@ -16,8 +16,10 @@ from vaerdict.de.effects import GeneTable
 from vaerdict.de.options import DEOptions
 from vaerdict.optional import require
 
+LARGEST_LFSR = 0.05
+"""A gene that is called has a smaller local false sign rate: the tail of a 90 % interval."""
+
 _CURVE = 200  # points of a curve at most
-_LARGEST_LFSR = 0.05  # of a call: a tail of the 90 % interval
 _NORMAL_90 = 1.645
 
 
@@ -39,7 +41,7 @@ def _called(tables: Sequence[GeneTable], level: float) -> list[GeneTable]:
     sizes = [len(table["lfdr"]) for table in tables]
     lfdr, lfsr, lfc = (torch.cat([table[key] for table in tables]) for key in ("lfdr", "lfsr", "lfc_mean"))
     q = q_values(lfdr, lfsr, lfc.abs())
-    called = (q <= level) & (lfsr < _LARGEST_LFSR)
+    called = (q <= level) & (lfsr < LARGEST_LFSR)
     both = zip(tables, q.split(sizes), called.split(sizes), strict=True)
     return [{**table, "q_value": own, "is_de": calls} for table, own, calls in both]
 

@@ -21,7 +21,7 @@ Blocks = Callable[[], Iterable[Any]]
 
 
 class GeneSums(NamedTuple):
-    """Of every gene the sum of counts, that of their squares, and the cells it is seen in. Shapes: ``(genes,)``."""
+    """Of every gene the sum of counts and that of their squares. Shapes: ``(genes,)`` each."""
 
     total: np.ndarray
     squares: np.ndarray

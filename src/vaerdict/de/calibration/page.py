@@ -280,7 +280,8 @@ def _intervals(results: Row) -> list[Block]:
         f"Share of the {INTERVAL:.0%} intervals reported that cover the true LFC. Overall, {shares}.",
         lambda: _draw_shares(bands, _SHOWN[EXPRESSION], "intervals that cover the LFC, %", 100 * INTERVAL),
     )
-    note = next(filter(None, (changed_coverage(row, results["settings"]["delta"]) for row in rows)), "").strip()
+    delta, shrinkage = results["settings"]["delta"], results["settings"].get("shrinkage", True)
+    note = next(filter(None, (changed_coverage(row, delta, shrinkage=shrinkage) for row in rows)), "").strip()
     return [picture, Table("coverage", "Coverage of the reported intervals.", columns, body, note)]
 
 

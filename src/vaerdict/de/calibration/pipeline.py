@@ -251,7 +251,7 @@ def _result(run: TaskResults, settings: dict[str, Any], cells: Cells) -> Calibra
         [row for result in run.results for row in result[key]] for key in ("rows", "overall", "strata")
     )
     null, spikes, strata = summary.null_summary(rows), summary.spike_summary(rows), summary.strata_summary(parts)
-    asked = {name: settings[name] for name in ("level", "delta")}
+    asked = {name: settings[name] for name in ("level", "delta", "shrinkage")}
     asked["replicates"] = "cells" if settings["sample_key"] is None else "samples"
     results = {
         "experiment": "calibrate",

@@ -34,7 +34,8 @@ RULE = (
     "mean share of false discoveries over splits with planted changes does (t-test). Conservative: that mean is below "
     "the target. Calibrated: it is neither, and is below twice the target. Otherwise, and with fewer than five splits, "
     "nothing is resolved. All tests are one-sided with a false-alarm rate of 1 %. The standard error is that over "
-    "random splits of these cells, and at least that of as many independent discoveries."
+    "random splits of these cells, and at least that of as many independent discoveries. Where cell types are compared "
+    "one by one, each with its own FDR, a split of each type counts."
 )
 _COMPARED = (
     "Reported is what `vaerdict de` reports. The other methods are tests of the same cells and genes, each judged by "
@@ -210,7 +211,14 @@ def _of(rows: Iterable[Row], kind: str) -> list[Row]:
 
 # ------------------------------------------------------------------------------------------------------ the verdict
 def verdict(
-    null: Sequence[Row], spikes: Sequence[Row], strata: Sequence[Row], *, level: float, delta: float, replicates: str
+    null: Sequence[Row],
+    spikes: Sequence[Row],
+    strata: Sequence[Row],
+    *,
+    level: float,
+    delta: float,
+    replicates: str,
+    shrinkage: bool = True,
 ) -> dict[str, Any]:
     """The verdict on the analysis asked for, and messages, the most important first.
 
@@ -222,6 +230,8 @@ def verdict(
         The FDR asked for, and the least change of interest.
     replicates : {"cells", "samples"}
         The replicates of the analysis.
+    shrinkage : bool
+        Whether its intervals are shrunken.
 
     Returns
     -------
@@ -238,7 +248,7 @@ def verdict(
     first, later = [], []  # the analysis asked for comes first
     for row in (*rows, *interval_summary(strata)):
         mine = (row.get("method", REPORTED), row["replicates"]) == (REPORTED, replicates)
-        (first if mine else later).append(_message(row, delta))
+        (first if mine else later).append(_message(row, delta, shrinkage=shrinkage))
     planted: Row = next((row for row in asked_for if "fdp" in row), {})
     return {
         "fdr": fdr,
@@ -283,13 +293,13 @@ def _compared(rows: Sequence[Row]) -> list[str]:
     return [_COMPARED.format(questions=questions)] if methods else []
 
 
-def _message(row: Row, delta: float) -> str:
+def _message(row: Row, delta: float, *, shrinkage: bool) -> str:
     kind = row.get("kind", SPIKE if "fdp" in row else NULL)
     method = row.get("method", REPORTED)
     start = f"{KIND_NAMES[kind].capitalize()}, {method}, {row['replicates']} as replicates: "
     if "coverage" in row:
         covered = f"{INTERVAL:.0%} intervals cover the true LFC for {_share(row, 'coverage')} of all genes"
-        return f"{start}{covered}: {row['verdict']}.{changed_coverage(row, delta)}"
+        return f"{start}{covered}: {row['verdict']}.{changed_coverage(row, delta, shrinkage=shrinkage)}"
     if kind == NULL:
         return (
             f"{start}{row['splits_with_any']} of {row['splits']} splits have a discovery (95 % interval "
@@ -303,14 +313,13 @@ def _message(row: Row, delta: float) -> str:
     )
 
 
-def changed_coverage(row: Row, delta: float) -> str:
+def changed_coverage(row: Row, delta: float, *, shrinkage: bool) -> str:
     """What the intervals cover of the genes that changed, from a row of `interval_summary`; empty where none did."""
     if row["coverage_changed"] is None:
         return ""
-    return (
-        " The intervals are shrunken towards no change, as the estimates are, and cover the true LFC for "
-        f"{_share(row, 'coverage_changed')} of the genes that changed by {delta:g} or more."
-    )
+    kind = "shrunken towards no change, as the estimates are," if shrinkage else "not shrunken,"
+    covered = f"{_share(row, 'coverage_changed')} of the genes that changed by {delta:g} or more"
+    return f" The intervals are {kind} and cover the true LFC for {covered}."
 
 
 def _error(se: float) -> str:

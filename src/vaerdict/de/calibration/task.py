@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from vaerdict.de.data import column, gene_names
 from vaerdict.de.metrics import measure
 from vaerdict.de.pipeline import differential_expression
 from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, RIVALS, Comparison, RivalAnswer, rival_answers
+from vaerdict.de.tables import LARGEST_LFSR
 from vaerdict.optional import isolated, require
 from vaerdict.tasks import Task
 
@@ -184,40 +185,53 @@ def _measured(compared: Compared, size: np.ndarray, truth: np.ndarray, task: Tas
     names = {"kind": task["stage"], "group": task["group"], "split": task["seed"], "replicates": replicates}
     table, delta, asked = compared.table, task["options"]["delta"], task["options"]["level"]
     levels, truths = sorted({*LEVELS, asked}), {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
-    columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high", "q_value")
-    prob, lfc, low, high, q = (table[name].to_numpy(dtype=np.float64) for name in columns)
+    columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high", "q_value", "lfsr")
+    prob, lfc, low, high, q, lfsr = (table[name].to_numpy(dtype=np.float64) for name in columns)
     is_de, strata = table["is_de"].to_numpy(dtype=bool), stratify(compared.expression, size, truth, delta)
 
     def called(level: float) -> np.ndarray:
-        return is_de if level == asked else q <= level
+        return is_de if level == asked else (q <= level) & (lfsr < LARGEST_LFSR)
 
     named, changed = {**names, "method": REPORTED, "question": BEYOND_DELTA}, truths[BEYOND_DELTA]
     intervals = Intervals((low <= truth) & (truth <= high), truth - lfc)
-    rows = [{**named, **row} for row in calls(called, changed, levels, prob)]
+    lists = _lists(compared, joint=task["options"]["joint_fdr"])
+    rows = [{**named, **row} for row in calls(called, changed, levels, lists, prob)]
     parts = [{**named, **row} for row in by_stratum(strata, is_de, changed, size, intervals)]
     mae = measure(torch.from_numpy(prob), torch.from_numpy(lfc), torch.from_numpy(truth), delta)["fdr_mae"]
     for name, answer in compared.rivals.items():
         named = {**names, "method": name, "question": RIVALS[name].question}
         changed = truths[named["question"]]
-        rows += [{**named, **row} for row in calls(answer.called, changed, levels)]
+        rows += [{**named, **row} for row in calls(answer.called, changed, levels, lists)]
         parts += [{**named, **row} for row in by_stratum(strata, answer.called(asked), changed, size)]
     return {"rows": rows, "overall": [{**names, "method": REPORTED, "fdr_mae": mae}], "strata": parts}
+
+
+def _lists(compared: Compared, *, joint: bool) -> dict[str | None, np.ndarray]:
+    """The rows of each list of genes that an FDR is about, by its cell type: one per contrast, or all together."""
+    if joint:
+        return {None: np.ones(len(compared.table), dtype=bool)}
+    contrast = compared.table["contrast"].to_numpy()
+    return {row["within"]: contrast == row["name"] for row in compared.contrasts}
 
 
 def calls(
     called_at: Callable[[float], np.ndarray],
     changed: np.ndarray,
     levels: Sequence[float],
+    lists: Mapping[str | None, np.ndarray],
     prob: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The numbers of genes called at each level and of the false ones among them.
+    """The numbers of genes called in each list at each level and of the false ones among them.
 
     `prob` are the probabilities by which a method states the FDR of its list; adjusted p-values state none. Shapes:
-    ``changed (genes,)`` bool, ``prob (genes,)``; `called_at` gives a mask ``(genes,)`` for a level.
+    ``changed (genes,)`` bool, ``prob (genes,)``; `called_at` gives a mask ``(genes,)`` for a level, `lists` are masks.
     """
     rows = []
     for level in levels:
         called = called_at(level)
-        stated = None if prob is None else float((1 - prob[called]).mean()) if called.any() else 0.0
-        rows.append({"level": level, **counted(called, changed), "expected_fdr": stated})
+        for within, inside in lists.items():
+            mine = called & inside
+            stated = None if prob is None else float((1 - prob[mine]).mean()) if mine.any() else 0.0
+            numbers = counted(called[inside], changed[inside])
+            rows.append({"within": within, "level": level, **numbers, "expected_fdr": stated})
     return rows

@@ -35,7 +35,7 @@ OURS = "vaerdict"
 ON_CELLS = "wilcoxon, cells"
 """Wilcoxon's test of the cells of samples, which is common though cells of one sample are no replicates."""
 
-SPLITS, PLANTINGS, DESEQ2_ON_CELLS = 20, 10, 5
+SPLITS, PLANTINGS, DESEQ2_ON_CELLS = 20, 10, 3
 """Splits where nothing changed, and with changes, per design; and those in which DESeq2, which is slow, tests cells."""
 
 SIZES = {NULL: ("20", "100", "all", "1:9"), PLANTED: ("15", "50", "200")}
