@@ -10,8 +10,13 @@ import torch
 from scipy import sparse
 
 from vaerdict.core import DataError, SettingError, VaerdictError
+from vaerdict.de import analysis
 from vaerdict.de import contrasts as plan
 from vaerdict.de import data as inputs
+from vaerdict.de.analysis import Analysis
+from vaerdict.de.options import DEOptions
+from vaerdict.de.sums import CellGroups
+from vaerdict.de.variable_genes import GeneSums, most_variable
 
 ad = pytest.importorskip("anndata")
 pd = pytest.importorskip("pandas")
@@ -32,13 +37,21 @@ def small(n: int = 60, genes: int = 8, seed: int = 0) -> Any:
     return ad.AnnData(counts, obs=obs, var=pd.DataFrame(index=[f"g{i}" for i in range(genes)]))
 
 
-def read(adata: Any, **options: Any) -> inputs.Counts:
+def analysed(adata: Any, **options: Any) -> Analysis:
+    """What `differential_expression` reads of groups A and B."""
     labels = plan.Labels("group", inputs.column(adata, options.pop("groupby", "group"), role="groupby"))
     pairs = plan.pairs_to_compare(labels, options.pop("group_a", "A"), options.pop("group_b", "B"), None)
-    found = plan.contrasts(labels, pairs, [])
-    rows = plan.compared_cells(found)
-    groups = np.unique(labels.group[rows].astype(str), return_inverse=True)[1]
-    return inputs.read_counts(adata, rows, groups, **options)
+    return analysis.read(adata, DEOptions(groupby="group", pairs=tuple(pairs), **options), labels, None)
+
+
+def genes_tested(found: Analysis) -> list[str]:
+    """Names of the genes that are tested."""
+    return [found.source.names[g] for g in found.genes(found.contrasts[0]).tested]
+
+
+def counts_of(adata: Any, genes: int | None = None, **options: Any) -> inputs.Counts:
+    """The counts of all cells and of the first genes."""
+    return inputs.read_counts(adata, np.arange(adata.n_obs), np.arange(genes or adata.n_vars), **options)
 
 
 def changed(change: Callable[[Any], Any]) -> Any:
@@ -82,7 +95,12 @@ BAD = {
     "no genes": (lambda a: a[:, :0].copy(), {}, DataError, "60 cells and 0 genes"),
     "unknown gene": (lambda a: None, {"keep_genes": ["g1", "G3"]}, SettingError, "1 genes .*'G3' .did you mean 'g3'"),
     "no such symbols": (lambda a: None, {"gene_symbols": "symbol"}, SettingError, "no column of var; there are none"),
-    "rare genes": (lambda a: None, {"min_cells": 99}, DataError, "0 genes are seen in at least 99 cells"),
+    "rare genes": (
+        lambda a: None,
+        {"min_cells": 99},
+        DataError,
+        "0 genes are seen in at least 99 of the cells of A vs B",
+    ),
 }
 
 
@@ -90,14 +108,14 @@ BAD = {
 def test_bad_input_is_refused_with_its_remedy(case):
     change, options, kind, message = BAD[case]
     with pytest.raises(kind, match=message):
-        read(changed(change), **options)
+        analysed(changed(change), **options)
 
 
 def test_good_input_passes():
-    counts = read(small())
-    assert counts.genes == [f"g{i}" for i in range(8)]
-    assert counts.warnings == []
-    assert len(counts.cells) == 60
+    found = analysed(small())
+    assert genes_tested(found) == [f"g{i}" for i in range(8)]
+    assert found.warnings == []
+    assert len(found.cells) == 60
 
 
 KINDS = {
@@ -120,73 +138,100 @@ def test_every_kind_of_matrix_gives_the_same_counts(kind, backed, tmp_path):
     if backed:
         adata.write_h5ad(tmp_path / "a.h5ad")
         adata = inputs.open_data(tmp_path / "a.h5ad")
-    found = read(adata).tensor().numpy()
+    found = counts_of(adata).tensor().numpy()
     assert found.dtype == np.float32
     assert np.array_equal(found, truth)
+    side = analysed(adata).scan.sums["A", None, None]
+    assert side.total.tolist() == truth[::2].sum(0).tolist()
+    assert side.squares.tolist() == (truth[::2] ** 2).sum(0).tolist()
 
 
 def test_a_layer_takes_the_place_of_x():
     adata = changed(normalised(True))
-    assert np.array_equal(read(adata, layer="counts").tensor().numpy(), adata.layers["counts"])
+    assert np.array_equal(counts_of(adata, layer="counts").tensor().numpy(), adata.layers["counts"])
+    side = analysed(adata, layer="counts").scan.sums["B", None, None]
+    assert side.total.tolist() == adata.layers["counts"][1::2].sum(0).tolist()
 
 
 def test_empty_cells_and_rare_genes_are_left_out_and_said():
     adata = small()
     adata.X[4] = 0
     adata.X[:, 5] = 0
-    adata.X[7, 5] = 2  # in one cell only
-    counts = read(adata)
-    assert "g5" not in counts.genes
-    assert 4 not in counts.cells
-    assert counts.warnings == ["1 of 60 cells have no counts in the genes compared; left out."]
-    assert counts.selection == "7 of 8 genes: seen in at least 3 cells of a group"
+    adata.X[[7, 8], 5] = 2  # in two cells only
+    found = analysed(adata)
+    assert "g5" not in genes_tested(found)
+    assert 4 not in found.cells
+    assert found.side(found.contrasts[0].a).n_cells == 29
+    assert found.warnings == ["1 of 60 cells have no counts; left out."]
+    assert found.selection == "7 of 8 genes: seen in at least 9 of the cells compared"
+    assert "g5" in genes_tested(analysed(adata, min_cells=2))
+
+
+def test_which_genes_are_tested_does_not_depend_on_the_labels():
+    """Only on the size of the smaller side: a gene of one side only is tested like one of both."""
+    adata = small()
+    adata.X[:, 5] = 0
+    adata.X[:20:2, 5] = 1  # ten cells of A
+    assert "g5" in genes_tested(analysed(adata))
+    swapped = genes_tested(analysed(adata, group_a="B", group_b="A"))
+    assert swapped == genes_tested(analysed(adata))
+
+
+def test_libraries_and_rates_are_of_all_genes_whichever_are_tested():
+    adata = small(genes=40)
+    total = float(adata.X[::2].sum())
+    for options in ({}, {"n_top_genes": 5}):
+        found = analysed(adata, **options)
+        side = found.side(found.contrasts[0].a)
+        assert float(side.library) == total
+        np.testing.assert_allclose(side.rate.numpy(), adata.X[::2].sum(0) / total)
 
 
 def test_genes_of_one_name_are_told_apart():
     adata = small()
     adata.var_names = ["a", "b", "a", "a-1", "a", "c", "d", "e"]
-    counts = read(adata)
-    assert counts.genes == ["a", "b", "a-2", "a-1", "a-3", "c", "d", "e"]
-    assert "2 genes had the name of another" in counts.warnings[0]
+    found = analysed(adata)
+    assert found.source.names == ["a", "b", "a-2", "a-1", "a-3", "c", "d", "e"]
+    assert "2 genes had the name of another" in found.warnings[0]
 
 
 def test_variable_genes_are_chosen_and_failure_is_said(monkeypatch):
     adata = small(genes=40)
     adata.X[:, 7] = 6 * (np.arange(60) % 2)  # the same mean as the others
     adata.X[:, 11] = 12 * (np.arange(60) % 4 == 0)
-    counts = read(adata, n_top_genes=5)
-    assert len(counts.genes) == 5
-    assert {"g7", "g11"} <= set(counts.genes)
-    assert "5 most variable (seurat_v3)" in counts.selection
+    found = analysed(adata, n_top_genes=5)
+    assert len(genes_tested(found)) == 5
+    assert {"g7", "g11"} <= set(genes_tested(found))
+    assert found.selection.startswith("5 of 40 genes: seen in at least 9 of the cells compared")
+    assert found.selection.endswith("5 most variable (seurat_v3)")
 
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("near singularities")
 
     monkeypatch.setattr(inputs, "most_variable", fail)
-    counts = read(adata, n_top_genes=5)
-    assert len(counts.genes) == 40
-    assert "near singularities" in counts.selection
+    found = analysed(adata, n_top_genes=5)
+    assert len(genes_tested(found)) == 40
+    assert "near singularities" in found.selection
 
 
-def test_genes_asked_for_are_compared_whatever_their_variance():
+def test_genes_asked_for_are_tested_whatever_their_variance():
     adata = small(genes=40)
     adata.X[:, 7] = 6 * (np.arange(60) % 2)
     adata.X[:, 3] = 0
-    adata.X[:2, 3] = 1  # too rare to be compared
-    counts = read(adata, n_top_genes=5, keep_genes=["g20", "g7", "g3", "g20"])
-    assert len(counts.genes) == 6
-    assert {"g7", "g20"} <= set(counts.genes)
-    assert counts.selection.endswith("5 most variable (seurat_v3) and 1 asked for")
-    assert counts.warnings == ["seen in fewer than 3 cells of a group and not compared: g3."]
+    adata.X[:2, 3] = 1  # too rare to be tested
+    found = analysed(adata, n_top_genes=5, keep_genes=("g20", "g7", "g3", "g20"))
+    assert len(genes_tested(found)) == 6
+    assert {"g7", "g20"} <= set(genes_tested(found))
+    assert found.warnings == ["seen in fewer than 9 of the cells compared and not tested: g3."]
 
 
 def test_symbols_name_the_genes_and_the_names_of_the_file_are_kept():
     adata = small()
     adata.var["symbol"] = ["CD3D", "CD3D", None, "LYZ", *"abcd"]
-    counts = read(adata, gene_symbols="symbol", keep_genes=["LYZ"])
-    assert counts.genes == ["CD3D", "CD3D-1", "g2", "LYZ", *"abcd"]
-    assert counts.ids == list(adata.var_names)
-    assert read(adata).ids is None
+    found = analysed(adata, gene_symbols="symbol", keep_genes=("LYZ",))
+    assert found.source.names == ["CD3D", "CD3D-1", "g2", "LYZ", *"abcd"]
+    assert found.source.ids == list(adata.var_names)
+    assert analysed(adata).source.ids is None
 
 
 def uneven(n: int, genes: int) -> Any:
@@ -203,9 +248,26 @@ def test_the_most_variable_genes_are_scanpys(monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 37)  # several blocks, the last one smaller
     adata = uneven(120, 300)
     adata.X = sparse.csr_matrix(adata.X)
-    found = read(adata, n_top_genes=50, min_cells=0)
+    found = genes_tested(analysed(adata, n_top_genes=50, min_cells=1))
     theirs = scanpy.pp.highly_variable_genes(adata, flavor="seurat_v3", n_top_genes=50, inplace=False)
-    assert found.genes == list(adata.var_names[theirs["highly_variable"]])
+    assert found == list(adata.var_names[theirs["highly_variable"]])
+
+
+def test_a_scan_is_the_same_in_blocks_of_any_size():
+    adata = uneven(120, 40)
+    adata.X[3] = 0
+    matrix = sparse.csr_matrix(adata.X.astype(np.float64))
+    groups = CellGroups({"a": np.arange(50), "b": np.arange(40, 120)}, 120)
+    one, many = (
+        inputs.scan((matrix[start : start + size] for start in range(0, 120, size)), groups, 40) for size in (120, 11)
+    )
+    assert np.array_equal(one.totals, many.totals)
+    assert one.totals.tolist() == adata.X.sum(1).tolist()
+    for part, same in zip((*one.sums["b"][:6], *one.genes), (*many.sums["b"][:6], *many.genes), strict=True):
+        assert np.array_equal(np.asarray(part), np.asarray(same))
+    chosen = most_variable(one.genes.take(np.arange(30)), 120, lambda: [matrix[:, :30]], 5)
+    assert len(set(chosen)) == 5
+    assert GeneSums.of(matrix).squares.tolist() == (adata.X**2).sum(0).tolist()
 
 
 @pytest.mark.parametrize("kind", ["csr", "dense float32"])
@@ -216,9 +278,9 @@ def test_what_is_too_much_to_keep_is_read_again(kind, tmp_path, monkeypatch):
     adata.X = KINDS[kind](adata.X)
     adata.write_h5ad(tmp_path / "a.h5ad")
     batch = torch.eye(2).repeat(60, 1)[:119]
-    kept = read(inputs.open_data(tmp_path / "a.h5ad"), n_top_genes=20)
+    kept = counts_of(inputs.open_data(tmp_path / "a.h5ad"), 20)
     monkeypatch.setattr(inputs, "MEMORY", 100)
-    again = read(inputs.open_data(tmp_path / "a.h5ad"), n_top_genes=20)
+    again = counts_of(inputs.open_data(tmp_path / "a.h5ad"), 20)
     assert isinstance(again.matrix, inputs.StoredCounts)
     assert not isinstance(kept.matrix, inputs.StoredCounts)
     assert (again.digest, again.genes) == (kept.digest, kept.genes)
@@ -235,9 +297,9 @@ def test_part_of_a_file_is_kept_for_its_rows_are_others(tmp_path, monkeypatch):
     uneven(60, 20).write_h5ad(tmp_path / "a.h5ad")
     monkeypatch.setattr(inputs, "MEMORY", 100)
     whole = inputs.open_data(tmp_path / "a.h5ad")
-    found = read(whole[10:])
+    found = counts_of(whole[10:])
     assert not isinstance(found.matrix, inputs.StoredCounts)
-    assert torch.equal(found.tensor(), read(whole).tensor()[10:])
+    assert torch.equal(found.tensor(), counts_of(whole).tensor()[10:])
 
 
 def broken(tmp_path: Any, case: str) -> Any:

@@ -366,7 +366,7 @@ def test_what_a_covariate_explains_is_not_called():
         ("gap", r"covariate 'gap' is missing in \d+ of 240 cells; fill it in"),
         ("infinite", "covariate 'infinite' holds values that are not finite"),
         ("one", "covariate 'one' is constant in the units of A vs B"),
-        ("same", "covariate 'same' is the same in all cells; leave it out"),
+        ("same", "covariate 'same' has one value, 's', in all cells; leave it out"),
         ("cell", "covariate 'cell' has 240 categories, more than 20"),
         (("cycle", "double"), "covariate 'double' is constant in the units of A vs B, or explained by"),
         ("copy", "covariates copy explain the groups of A vs B completely"),
@@ -434,15 +434,14 @@ def test_pairs_without_a_meaning_are_refused(options, message):
         de.differential_expression(with_covariates(), "group", "A", "B", **options)
 
 
-def test_pairs_on_one_side_only_are_left_out_and_covariates_of_pairs_are_not_adjusted_for():
+def test_pairs_on_one_side_only_are_left_out_and_covariates_of_pairs_are_refused():
     adata = with_covariates()
     adata.obs["patient"] = adata.obs["patient"].where((adata.obs["group"] != "B") | (adata.obs["patient"] < "p3"), "p9")
     result = de.differential_expression(adata, "group", "A", "B", pair_by="patient")
     assert result.results["contrasts"][0]["n_samples_a"] == 3
     assert "A vs B: 3 of 6 pairs have cells on one side only and are left out." in result.warnings
-    adata = with_covariates()
-    paired = de.differential_expression(adata, "group", "A", "B", sample_key="patient", covariates="cycle")
-    assert any("covariates that vary within samples are not adjusted for" in warning for warning in paired.warnings)
+    with pytest.raises(SettingError, match="all samples of A vs B have cells on both sides and are pairs"):
+        de.differential_expression(with_covariates(), "group", "A", "B", sample_key="patient", covariates="cycle")
 
 
 # ------------------------------------------------------------------------------------------------------ the scale
@@ -467,6 +466,15 @@ def test_without_shrinkage_intervals_change_and_calls_do_not():
     assert np.array_equal(shrunken.table[same].to_numpy(), plain.table[same].to_numpy())
     assert abs(plain.table["lfc_mean"]).mean() > 1.1 * abs(shrunken.table["lfc_mean"]).mean()
     assert (shrunken.results["shrinkage"], plain.results["shrinkage"]) == (True, False)
+
+
+def test_without_shrinkage_a_gene_unseen_in_a_group_keeps_a_finite_change():
+    adata = simulated()
+    adata.X[adata.obs["group"] == "A", 10] = 0
+    result = de.differential_expression(adata, "group", "A", "B", shrinkage=False)
+    gene = result.table.set_index("gene").loc["g10"]
+    assert gene["is_de"]
+    assert -16 < gene["lfc_low"] < gene["lfc_mean"] < gene["lfc_high"] < -4
 
 
 # -------------------------------------------------------------------------------------------------- replicates

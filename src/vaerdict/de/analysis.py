@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from vaerdict.core import DataError, Progress, VaerdictError, silent
+from vaerdict.core import DataError, Progress, SettingError, VaerdictError, silent
 from vaerdict.de import data
 from vaerdict.de.contrasts import FEWEST_IN_BATCH, Contrast, Labels, Side, compared_cells, contrasts, rows_to_read
 from vaerdict.de.counts_likelihood import (
@@ -191,12 +191,16 @@ class Analysis:
         name = (side.name, batch, sample)
         return name in self.scan.sums and self.scan.sums.n_cells(name) >= FEWEST_IN_BATCH
 
-    def adjusts(self, contrast: Contrast) -> bool:
-        """Whether covariates are adjusted for, which pairs are not; refused where they cannot be."""
-        if not self.covariates.names or contrast.paired:
-            return False
+    def check_covariates(self, contrast: Contrast) -> None:
+        """Refuse covariates that a contrast cannot be adjusted for."""
+        if not self.covariates.names:
+            return
+        if contrast.paired:
+            raise SettingError(
+                f"all samples of {contrast.name} have cells on both sides and are pairs, which leave nothing to adjust "
+                "that is the same in a pair; leave covariates out."
+            )
         self._sample_design(contrast) if contrast.a.samples else self._cell_design(contrast)
-        return True
 
     def _sample_design(self, contrast: Contrast) -> tuple[list[Stratum], SampleDesign]:
         """The samples compared, in each batch that holds samples of both sides, and their design."""
@@ -354,11 +358,7 @@ def _estimable(base: Analysis) -> Analysis:
     for contrast in base.contrasts:
         try:
             base.genes(contrast)
-            if base.covariates.names and not base.adjusts(contrast):
-                base.warnings.append(
-                    f"{contrast.name}: every sample has cells on both sides and is compared within itself; covariates "
-                    "that vary within samples are not adjusted for."
-                )
+            base.check_covariates(contrast)
             made.append(contrast)
         except VaerdictError as error:
             errors.append(error)

@@ -38,7 +38,7 @@ _LEAST_VARIANCE = 1e-4
 _EM_STEPS = 100
 _BINOMIAL_STEPS = 30
 _SCORING_STEPS = 8
-_LARGEST_STEP = 1.0  # of a coefficient, on the natural logarithm
+_LARGEST_STEP, _SMALLEST_STEP = 1.0, 1e-9  # of a coefficient
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +240,7 @@ class _Samples:
         """Side rates and covariate effects by Fisher scoring, for variances between samples. Shapes: ``(genes,)``."""
         design, sides = self.design.matrix, self.design.sides
         counts, exposure = sides.T @ (self.rate * self.exposure), sides.T @ self.exposure
-        start = ((counts + 0.5) / exposure).log().T
+        start = ((counts + exposure / exposure.sum(0)) / exposure).log().T
         beta = torch.cat([start, start.new_zeros(len(start), design.shape[1] - sides.shape[1])], -1)
         for _ in range(_SCORING_STEPS if self.design.covariates.shape[1] else 2):
             mean = (design @ beta.T).exp()
@@ -328,14 +328,13 @@ def paired_likelihood(pairs: Sequence[tuple[GroupSums, GroupSums]]) -> LfcLikeli
 
 
 class _PairFit(NamedTuple):
-    """Pairs at a variance between them: their precisions, the share of their own information that these are.
+    """Pairs at a variance between them: their precisions, as a power of their likelihoods too, and squared deviations.
 
-    Shapes: ``weight`` and ``share`` ``(samples, genes)``, ``lfc`` and ``squares``, of their deviations, ``(genes,)``.
+    Shapes: ``weight`` and ``power`` ``(samples, genes)``, ``squares (genes,)``.
     """
 
     weight: Tensor
-    share: Tensor
-    lfc: Tensor
+    power: Tensor
     squares: Tensor
 
 
@@ -343,8 +342,8 @@ class _PairFit(NamedTuple):
 class _Pairs:
     """Both sides of each sample: counts over their dispersion between cells, and the log-ratio of their exposures.
 
-    `lfc` is the fold change common to all samples of highest likelihood, with one count more in all, shared by
-    exposure. Shapes: ``(samples, genes)`` each, ``lfc (genes,)``.
+    `lfc` is the fold change common to all samples of highest likelihood. Shapes: ``(samples, genes)`` each,
+    ``lfc (genes,)``.
     """
 
     a: Tensor
@@ -357,47 +356,52 @@ class _Pairs:
         phi = _beyond_poisson([side for pair in pairs for side in pair])
         a, b = (torch.stack([pair[side].total for pair in pairs]) / phi for side in (0, 1))
         log_ratio = torch.stack([(x.library / y.library).log().expand_as(phi) for x, y in pairs])
-        return cls(a, b, log_ratio, _common_lfc(a, b, log_ratio))
+        return cls(a, b, log_ratio, _common_lfc(a, b, log_ratio, torch.ones_like(a)))
 
     def take(self, genes: Tensor) -> _Pairs:
         """Those of some genes."""
         return _Pairs(self.a[:, genes], self.b[:, genes], self.log_ratio[:, genes], self.lfc[genes])
 
     def fit(self, tau: Tensor) -> _PairFit:
-        """Samples about their own mean, for variances between them, from one step of scoring. Shapes: ``(genes,)``."""
+        """Samples about their mean, for variances between them. Shapes: ``(genes,)``."""
         share = torch.sigmoid(self.log_ratio + self.lfc * LOG2)
         information = ((self.a + self.b) * share * (1 - share)).clamp_min(1e-12)
         weight = 1 / (1 / information + tau)
         deviation = (self.a - (self.a + self.b) * share) / information
         mean = (weight * deviation).sum(0) / weight.sum(0)
-        lfc = self.lfc + mean.clamp(-_LARGEST_STEP, _LARGEST_STEP) / LOG2
-        return _PairFit(weight, weight / information, lfc, (weight * (deviation - mean).square()).sum(0))
+        return _PairFit(weight, weight / information, (weight * (deviation - mean).square()).sum(0))
 
     def component(self, tau: Tensor) -> _Component:
         """The likelihood at a variance between samples: each binomial to the power that leaves it its precision."""
         fit = self.fit(tau)
-        precision = fit.weight.sum(0)
+        mode, precision = _common_lfc(self.a, self.b, self.log_ratio, fit.power), fit.weight.sum(0)
         error = precision.clamp_min(1e-3).rsqrt() / LOG2
 
         def log_lik(lfc: Tensor) -> Tensor:
             odds = self.log_ratio.unsqueeze(-1) + lfc * LOG2
             terms = self.a.unsqueeze(-1) * odds - (self.a + self.b).unsqueeze(-1) * softplus(odds)
-            return (fit.share.unsqueeze(-1) * terms).sum(0)
+            return (fit.power.unsqueeze(-1) * terms).sum(0)
 
-        offset = log_lik(fit.lfc.unsqueeze(-1)) + error.log().unsqueeze(-1)
+        offset = log_lik(mode.unsqueeze(-1)) + error.log().unsqueeze(-1)
         evidence = 0.5 * (fit.weight.log().sum(0) - precision.log() - fit.squares)
-        return _Component(evidence, LfcLikelihood(lambda lfc: log_lik(lfc) - offset, fit.lfc, error))
+        return _Component(evidence, LfcLikelihood(lambda lfc: log_lik(lfc) - offset, mode, error))
 
 
-def _common_lfc(a: Tensor, b: Tensor, log_ratio: Tensor) -> Tensor:
-    """The likeliest fold change common to all samples, with one count more in all. Shapes: ``-> (genes,)``."""
+def _common_lfc(a: Tensor, b: Tensor, log_ratio: Tensor, power: Tensor) -> Tensor:
+    """The likeliest fold change common to all samples, with one count more in all, shared by exposure.
+
+    Shapes: ``(samples, genes)`` each, ``power`` of the binomial of each sample, ``-> (genes,)``.
+    """
     more = torch.sigmoid(log_ratio) / len(a)
     a, b = a + more, b + 1 / len(a) - more
     lfc = torch.zeros_like(a[0])
     for _ in range(_BINOMIAL_STEPS):
         share = torch.sigmoid(log_ratio + lfc * LOG2)
-        score, information = (a - (a + b) * share).sum(0), ((a + b) * share * (1 - share)).sum(0)
-        lfc = lfc + (score / information / LOG2).clamp(-_LARGEST_STEP, _LARGEST_STEP)
+        score, information = a - (a + b) * share, (a + b) * share * (1 - share)
+        step = (power * score).sum(0) / (power * information).sum(0) / LOG2
+        lfc = lfc + step.clamp(-_LARGEST_STEP, _LARGEST_STEP)
+        if float(step.abs().max()) < _SMALLEST_STEP:
+            break
     return lfc
 
 

@@ -46,26 +46,9 @@ class Covariates(NamedTuple):
                     f"covariate {key!r} is missing in {missing} of {len(values)} cells; fill it in, or leave the cells "
                     "or the covariate out."
                 )
-            if values.dtype.kind in "iuf":
-                number = values.to_numpy(dtype=np.float64)
-                if not np.isfinite(number).all():
-                    raise DataError(
-                        f"covariate {key!r} holds values that are not finite; repair them, or leave it out."
-                    )
-                parts.append((number - number.mean())[:, None] / max(float(number.std()), 1e-300))
-                names.append(key)
-            else:
-                kinds = sorted(set(values.astype(str)))
-                if len(kinds) < 2:
-                    raise SettingError(f"covariate {key!r} is the same in all cells; leave it out.")
-                if len(kinds) > _MOST_CATEGORIES:
-                    raise SettingError(
-                        f"covariate {key!r} has {len(kinds)} categories, more than {_MOST_CATEGORIES}; pair_by or "
-                        "batch_key compare within each of many."
-                    )
-                dummies = (values.astype(str).to_numpy()[:, None] == np.array(kinds[1:])).astype(np.float64)
-                parts.append(dummies - dummies.mean(0))
-                names += [key] * (len(kinds) - 1)
+            part = _numbers(key, values) if values.dtype.kind in "iuf" else _categories(key, values)
+            parts.append(part)
+            names += [key] * part.shape[1]
         return cls(names, np.concatenate(parts, 1) if parts else np.zeros((adata.n_obs, 0)))
 
     def check(
@@ -103,6 +86,29 @@ class Covariates(NamedTuple):
                 "cannot be told apart; leave out the covariate that differs between the groups."
             )
         return values[:, columns], min(1.0, left)
+
+
+def _numbers(key: str, values: Any) -> np.ndarray:
+    """Shapes: ``(cells,) -> (cells, 1)``."""
+    number = values.to_numpy(dtype=np.float64)
+    if not np.isfinite(number).all():
+        raise DataError(f"covariate {key!r} holds values that are not finite; repair them, or leave it out.")
+    return (number - number.mean())[:, None] / max(float(number.std()), 1e-300)
+
+
+def _categories(key: str, values: Any) -> np.ndarray:
+    """Shapes: ``(cells,) -> (cells, categories - 1)``."""
+    text = values.astype(str).to_numpy()
+    kinds = sorted(set(text))
+    if len(kinds) < 2:
+        raise SettingError(f"covariate {key!r} has one value, {kinds[0]!r}, in all cells; leave it out.")
+    if len(kinds) > _MOST_CATEGORIES:
+        raise SettingError(
+            f"covariate {key!r} has {len(kinds)} categories, more than {_MOST_CATEGORIES}; pair_by or batch_key "
+            "compare within each of many."
+        )
+    dummies = (text[:, None] == np.array(kinds[1:])).astype(np.float64)
+    return dummies - dummies.mean(0)
 
 
 def _unexplained(column: Tensor, known: Tensor) -> float:
