@@ -14,7 +14,7 @@ from vaerdict.de.verdict import verdict
 LEVEL, DELTA = 0.05, 0.5
 COLUMNS = [
     "contrast", "group_a", "group_b", "gene", "lfc_mean", "lfc_median", "lfc_low", "lfc_high", "prob_de", "prob_up",
-    "prob_down", "q_value", "is_de", "mcse", "mean_a", "mean_b",
+    "prob_down", "lfsr", "q_value", "is_de", "mcse", "mean_a", "mean_b",
 ]  # fmt: skip
 Rows = list[dict[str, Any]]
 NAMES = ("B cells vs CD14+ Monocytes", "B cells vs rest", "NK cells vs rest")
@@ -38,14 +38,15 @@ def gene_rows(contrast: str, genes: list[str], rng: np.random.Generator) -> tupl
     truth = mean + error * rng.normal(size=n)  # drawn from the posterior, so that the made-up answers are calibrated
     draws = mean + error * rng.normal(size=(400, n))
     up, down = (draws > DELTA).mean(0), (draws < -DELTA).mean(0)
-    prob, base = up + down, 10 ** rng.normal(-4, 0.8, n)
+    prob, base = np.maximum(up, down), 10 ** rng.normal(-4, 0.8, n)
     order = np.argsort(-prob, kind="stable")
-    q = np.empty(n)
+    q, lfsr = np.empty(n), np.minimum((draws <= 0).mean(0), (draws >= 0).mean(0))
     q[order] = np.cumsum(1 - prob[order]) / np.arange(1, n + 1)
+    q = np.maximum(q, lfsr)
     low, median, high = np.quantile(draws, [0.025, 0.5, 0.975], axis=0)
     columns = (
-        mean, median, low, high, prob, up, down, q, q <= LEVEL, np.sqrt(prob * (1 - prob) / 400),
-        base * 2 ** (mean / 2), base * 2 ** (-mean / 2),
+        mean, median, low, high, prob, up, down, lfsr, q, (q <= LEVEL) & (lfsr < 0.05),
+        np.sqrt(prob * (1 - prob) / 400), base * 2 ** (mean / 2), base * 2 ** (-mean / 2),
     )  # fmt: skip
     rows = [
         dict(zip(COLUMNS, (contrast, *groups_of(contrast), gene, *values), strict=True))
@@ -67,6 +68,7 @@ def contrast_record(name: str, rows: Rows | None = None, **changes: Any) -> dict
         "n_samples_a": None, "n_samples_b": None, "paired": None, "n_discoveries": len(called),
         "n_up": sum(r["lfc_mean"] > 0 for r in called), "n_down": sum(r["lfc_mean"] <= 0 for r in called),
         "expected_fdr": max((r["q_value"] for r in called), default=0.0), "level": LEVEL, "delta": DELTA,
+        "joint_fdr": False, "n_tested": len(rows), "n_expressed": len(rows), "least_cells": 10,
         "share_by_model": 0.0, "share_contradicted": None,
         "fdr_curve": {
             "k": k.tolist(), "expected": q[k - 1].tolist(), "low": (0.8 * q[k - 1]).tolist(),
@@ -111,7 +113,7 @@ def results_of(contrasts: Rows, truth: dict[str, Any] | None, model: dict[str, A
     return {
         "experiment": "de", "settings": settings, "seed": 0, "seconds": {"reading": 101.2, "comparing": 41.0},
         "scale": "centred", "scale_meaning": "log2 fold change of mean expression", "interval": 0.95,
-        "genes_tested": "2000 of 9999 genes: the most variable",
+        "shrinkage": True, "genes_tested": "2000 of 9999 genes: seen in at least 10 of the cells compared",
         "verdict": verdict(contrasts, replicates="cells", model=model),
         "contrasts": contrasts, "model": model, "truth": truth, "warnings": ["12 cells have no label."],
     }  # fmt: skip
@@ -126,12 +128,13 @@ def run_in(
     model: dict[str, Any] | None = None,
     simulated: bool = False,
     contrast: dict[str, Any] | None = None,
+    untested: tuple[tuple[str, str, int, str], ...] | None = (),
     **changes: Any,
 ) -> Path:
     """A run directory with made-up contrasts.
 
     `extra` are further genes, `contrast` replaces parts of the records of contrasts and `changes` parts of the results;
-    where `simulated` the truth is in the results.
+    where `simulated` the truth is in the results. `untested` are the rows of not_tested.csv, None for no such file.
     """
     rng = np.random.default_rng(7)
     genes = [f"GENE{i}" for i in range(n_genes - len(extra))] + list(extra)
@@ -143,6 +146,9 @@ def run_in(
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(row for rows, _ in parts for row in rows)
+    if untested is not None:
+        with (folder / "not_tested.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("contrast", "gene", "cells_seen", "reason"), *untested])
     (folder / "results.json").write_text(json.dumps(results_of(contrasts, truth, model) | changes))
     (folder / "manifest.json").write_text(json.dumps({"command": "vaerdict de x.h5ad", "versions": {"torch": "2.6"}}))
     return folder

@@ -216,7 +216,8 @@ def test_the_share_left_is_that_of_weighted_regression():
     weight, z = data.library / LIBRARY, data.score.unsqueeze(-1)
     ones, side = torch.ones(CELLS, 1).double(), data.first.double().unsqueeze(-1)
     batch = torch.zeros(CELLS, dtype=torch.long)
-    found = Covariates(["score"], z.numpy()).check("A vs B", z, data.first, batch, weight)
+    columns, found = Covariates(["score"], z.numpy()).check("A vs B", z, data.first, batch, weight)
+    assert torch.equal(columns, z)
 
     def variance(*columns: Tensor) -> float:
         x = torch.cat(columns, -1)

@@ -17,8 +17,9 @@ from vaerdict import decisions
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import effects
 from vaerdict.de import model as de
-from vaerdict.de.effects import CENTRED, ESTIMANDS, PROPORTION, Effect, Estimand, comparison
-from vaerdict.de.tables import GeneTable
+from vaerdict.de.effects import CENTRED, ESTIMANDS, PROPORTION, Effect, Estimand, GeneTable, summarise_draws
+from vaerdict.de.options import DEOptions
+from vaerdict.de.tables import call_genes
 from vaerdict.engines import Threads
 
 CELLS = torch.arange
@@ -53,7 +54,8 @@ def compared(
     ess = 1 / (1 / averages.ess[~averages.ess.isnan()]).mean().item()
     full = estimand.lfc(averages.expression[a], averages.expression[b])
     effect = de.joint_effect(full, fixed, ess, [other.mean(0) for other in others])
-    return comparison(effect, *(averages.expression[name].mean(0) for name in (a, b)), estimand=estimand).table
+    means = {f"mean_{side}": averages.expression[name].mean(0) for side, name in zip("ab", (a, b), strict=True)}
+    return call_genes([summarise_draws(effect) | means], DEOptions(groupby="g"))[0]
 
 
 # --------------------------------------------------------------------------------------------- posterior of z
@@ -65,7 +67,7 @@ def test_one_cell_against_another_has_the_exact_posterior(x):
     up, down = 1 - exact.cdf(torch.tensor(0.5)), exact.cdf(torch.tensor(-0.5))
     torch.testing.assert_close(t["lfc_mean"], exact.mean, atol=0.03, rtol=0)
     torch.testing.assert_close(t["lfc_median"], exact.mean, atol=0.04, rtol=0)
-    for key, expected in (("prob_up", up), ("prob_down", down), ("prob_de", up + down)):
+    for key, expected in (("prob_up", up), ("prob_down", down), ("prob_de", up.maximum(down))):
         torch.testing.assert_close(t[key], expected, atol=0.015, rtol=0)
     width = 2 * (exact.icdf(torch.tensor(0.95)) - exact.mean)
     torch.testing.assert_close(t["lfc_high"] - t["lfc_low"], width, rtol=0.04, atol=0)
@@ -201,7 +203,7 @@ def test_quantiles_are_taken_of_few_numbers_at_a_time(monkeypatch, generator):
     spy = lambda t, *args, **keys: sizes.append(t.numel()) or quantile(t, *args, **keys)  # noqa: E731
     monkeypatch.setattr(Tensor, "quantile", spy)
     lfc = CENTRED.lfc(a, b)
-    table = comparison(Effect(lfc, torch.ones(9)), a[0], b[0], estimand=CENTRED).table
+    table = summarise_draws(Effect(lfc, torch.ones(9)))
     assert max(sizes) <= 90
     torch.testing.assert_close(lfc, expected)
     torch.testing.assert_close(table["lfc_median"], quantile(expected, 0.5, 0))
@@ -293,16 +295,16 @@ def test_centring_takes_out_what_all_genes_share(generator):
 # ---------------------------------------------------------------------------------------------- tables and FDR
 def test_the_called_set_and_its_q_values_agree(generator):
     effect = Effect(torch.randn(50, 40, generator=generator) + torch.linspace(-2, 2, 40), torch.full((40,), 50.0))
-    zero = torch.zeros(40)
-    t = comparison(effect, zero, zero, estimand=PROPORTION, delta=0.5, level=0.1).table
-    ties = t["lfc_mean"].abs()
-    assert torch.equal(t["is_de"], decisions.discoveries(t["prob_de"], 0.1, ties=ties))
-    assert torch.equal(t["is_de"], t["q_value"] <= 0.1)
-    assert 0 < int(t["is_de"].sum()) < 40
-    order = decisions.ranking(t["prob_de"], ties)
-    assert (t["q_value"][order].diff() >= 0).all()
-    assert list(t) == ["lfc_mean", "lfc_median", "lfc_low", "lfc_high", "prob_de", "prob_up", "prob_down", "q_value",
-                       "is_de", "mcse", "mean_a", "mean_b"]  # fmt: skip
+    (t,) = call_genes([summarise_draws(effect, delta=0.5)], DEOptions(groupby="g", level=0.1))
+    within = decisions.discoveries(t["prob_de"], 0.1, ties=t["lfc_mean"].abs())
+    sure = t["lfsr"] < 0.05
+    assert torch.equal(t["is_de"], within & sure)
+    assert torch.equal(t["is_de"], (t["q_value"] <= 0.1) & sure)
+    assert 0 < int(t["is_de"].sum()) < int(within.sum()) < 40  # each of the rules leaves genes out
+    assert (t["q_value"] >= t["lfsr"]).all()
+    assert torch.equal(t["prob_de"], torch.maximum(t["prob_up"], t["prob_down"]))
+    assert list(t) == ["lfc_mean", "lfc_median", "lfc_low", "lfc_high", "prob_de", "prob_up", "prob_down", "lfsr",
+                       "lfdr", "mcse", "q_value", "is_de"]  # fmt: skip
 
 
 def test_equal_probabilities_are_ranked_by_the_size_of_the_effect():
@@ -397,8 +399,8 @@ def test_populations_that_cannot_be_averaged_are_refused(x, cells, n_draws, mess
 
 
 def test_thresholds_without_a_meaning_are_refused():
-    effect, mean = Effect(torch.zeros(3, 2), torch.ones(2)), torch.zeros(2)
+    effect = Effect(torch.zeros(3, 2), torch.ones(2))
     with pytest.raises(SettingError, match=r"delta=0.0 must be positive"):
-        comparison(effect, mean, mean, estimand=CENTRED, delta=0.0)
+        summarise_draws(effect, delta=0.0)
     with pytest.raises(SettingError, match=r"interval=1.0 is no probability"):
-        comparison(effect, mean, mean, estimand=CENTRED, interval=1.0)
+        summarise_draws(effect, interval=1.0)

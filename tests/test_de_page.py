@@ -90,8 +90,9 @@ def test_the_script_never_writes_markup(page):
 
 def test_verdict_comes_first(page):
     texts = (
-        "calls are made in 3 contrasts at an expected FDR of 0.05, with |LFC| at least 0.5.",
-        "Genes tested: 2000 of 9999 genes: the most variable. Proportions and the median that centres them",
+        "calls are made in 3 contrasts at an expected FDR of 0.05 in each, with |LFC| at least 0.5.",
+        "Genes tested: 2000 of 9999 genes: seen in at least 10 of the cells compared. Cells of both groups count alike",
+        "intervals are shrunken towards no change",
         "What to do next: The list can be used at its stated FDR.",
         "Warning: 12 cells",
         "The model decides every gene",
@@ -108,7 +109,7 @@ def test_verdict_comes_first(page):
 
 def test_without_a_model_the_page_says_nothing_about_one(tmp_path):
     seen = outline(run_in(tmp_path, n_genes=40, names=NAMES[:1]))
-    assert "Genes are called from the raw counts: a quasi-likelihood per gene" in seen.text
+    assert "Genes are called from the raw counts: a negative binomial likelihood per gene" in seen.text
     visible = seen.text.replace(seen.scripts[0], "").replace(seen.scripts[1], "")
     assert not re.search(r"\bmodel|inference|k-hat|predictive|refit", visible, re.IGNORECASE)
 
@@ -415,6 +416,66 @@ def test_pictures_say_what_they_show():
     khat_picture(groups).draw()
 
 
+# --------------------------------------------------------------------------------- genes not tested, rates, intervals
+FEW = "seen in fewer than 10 of the cells compared"
+UNTESTED = (
+    (NAMES[0], "CD19", 3, FEW), (NAMES[0], "CD190", 9, FEW), (NAMES[0], "INS", 0, "not seen"),
+    (NAMES[1], "INS", 0, "not seen"), *((NAMES[1], name, 1, FEW) for name in HOSTILE),
+)  # fmt: skip
+
+
+def test_genes_that_were_not_tested_are_packed_with_the_reason(tmp_path):
+    data = json.loads(outline(run_in(tmp_path, n_genes=20, untested=UNTESTED)).scripts[0])
+    assert data["untested"] == sorted({"CD19", "CD190", "INS", *HOSTILE})
+    rows = []
+    for contrast in data["contrasts"]:
+        for reason, steps, seen in contrast["untested"]:
+            genes = [data["untested"][i] for i in np.cumsum(steps) - 1]
+            rows += [(contrast["name"], g, n, reason) for g, n in zip(genes, seen or [0] * len(genes), strict=True)]
+    assert sorted(rows) == sorted(UNTESTED)
+    assert [contrast["n_untested"] for contrast in data["contrasts"]] == [3, 1 + len(HOSTILE), 0]
+
+
+def test_a_run_without_a_list_of_genes_not_tested_has_a_page(tmp_path, monkeypatch):
+    assert "All genes" in outline(run_in(tmp_path / "a", n_genes=20, untested=None)).text
+    monkeypatch.setattr(de_genes, "MOST_NOT_TESTED", 5)
+    data = json.loads(outline(run_in(tmp_path / "b", n_genes=20, untested=UNTESTED)).scripts[0])
+    assert (data["untested"], data["contrasts"][0]["untested"], data["contrasts"][0]["n_untested"]) == ([], [], 3)
+    (tmp_path / "b" / "not_tested.csv").write_text("contrast,gene,cells_seen,reason\nA,B,many,x\n")
+    with pytest.raises(DataError, match=r"not_tested.csv cannot be read as a table"):
+        render(tmp_path / "b")
+
+
+def test_the_rate_is_stated_as_it_holds(tmp_path):
+    each = outline(run_in(tmp_path / "each", n_genes=200)).text
+    assert "Called at an FDR of 5% in each contrast;" in each
+    joint = {"joint_fdr": True, "expected_fdr": 0.0847}
+    together = outline(run_in(tmp_path / "joint", n_genes=200, contrast=joint)).text
+    assert "Called at an FDR of 5% over all contrasts together; 8.47% of a list are expected to be false." in together
+    assert "at an expected FDR of 0.05 over all of them together" in together
+    one = outline(run_in(tmp_path / "one", n_genes=200, names=NAMES[:1])).text
+    assert "contrast together" not in one
+    assert "in each contrast;" not in one
+
+
+def test_intervals_that_are_not_shrunken_are_said_to_be(tmp_path):
+    plain = text(from_run(run_in(tmp_path / "a", n_genes=20, shrinkage=False)))
+    assert "not shrunken (--no-shrinkage)" in plain
+    assert "shrunken towards no change" not in plain
+    pairs = text(from_run(run_in(tmp_path / "b", n_genes=20, scale="pair", model=model_record())))
+    assert "shrunken" not in pairs
+
+
+def test_leading_genes_have_their_q_in_print(tmp_path):
+    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1])
+    rows = csv_rows(folder)
+    with (folder / "de.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows({**row, "is_de": True, "q_value": f"1.2345e-{300 - i}"} for i, row in enumerate(rows))
+    assert "1.2e\N{MINUS SIGN}300" in text(from_run(folder))
+
+
 # -------------------------------------------------------------------------------------------- in a real browser
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the path")
@@ -541,7 +602,10 @@ def test_page_answers_to_mouse_and_keys(run, found):
     assert found["now"].startswith(NAMES[2])
     assert {"mean in B cells", "mean in CD14+ Monocytes"} <= set(found["heads"])
     assert found["legend"] == "called, higher in B cells"
-    assert "mean in CD14+ Monocytes (mean_b)mean proportion of the gene in the cells of CD14+ Mono" in found["meanings"]
+    assert (
+        "mean in CD14+ Monocytes (mean_b)share of the counts of CD14+ Monocytes that are of the gene"
+        in found["meanings"]
+    )
     for column in SHOWN:
         assert f"({column.name})" in found["meanings"]
     assert {"mean in NK cells", "mean in the rest"} <= set(found["otherHeads"])
@@ -578,3 +642,42 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
     assert seen.count("img") == 0
     for name in HOSTILE:
         assert name in seen.text
+
+
+SEARCHES = """
+const get = name => document.getElementById("de-" + name), found = {};
+const search = text => { get("search").value = text; get("search").dispatchEvent(new Event("input"));
+  return [get("untested").hidden, get("untested").textContent, get("where").textContent]; };
+found.none = search(""); found.tested = search("GENE1"); found.rare = search("cd19");
+found.unseen = search("INS, GENE0"); found.now = get("now").textContent; found.points = get("volcano").dataset.points;
+found.axis = get("volcano").getAttribute("aria-label").split(" against ")[0];
+get("contrast").value = "1"; get("contrast").dispatchEvent(new Event("change"));
+found.other = search("script"); found.children = get("untested").children.length; found.joint = get("now").textContent;
+found.otherAxis = get("volcano").getAttribute("aria-label").split(" against ")[0];
+document.getElementById("found").textContent = "FOUND" + JSON.stringify(found);
+"""
+
+
+@in_a_browser
+def test_a_search_says_which_genes_were_not_tested_and_small_q_values_are_drawn(tmp_path):
+    joint = {"joint_fdr": True, "expected_fdr": 0.0847}
+    folder = run_in(tmp_path, n_genes=60, untested=UNTESTED, contrast=joint)
+    rows = csv_rows(folder)
+    with (folder / "de.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        small = {0: "0.0", 1: "1e-310", 2: "3e-290", 3: "1e-40"}
+        writer.writerows({**row, "q_value": small.get(i, row["q_value"])} for i, row in enumerate(rows))
+    render(folder)
+    found = driven(folder, SEARCHES)
+    assert found["none"][:1] == found["tested"][:1] == [True]
+    few = f"CD19 (seen in 3 cells; {FEW}), CD190 (seen in 9 cells; {FEW})."
+    assert found["rare"] == [False, f"Not tested in this contrast: {few}", "No gene that was tested matches."]
+    assert found["unseen"][:2] == [False, "Not tested in this contrast: INS (not seen)."]
+    assert "3 other genes were not tested" in found["now"]
+    assert "over all contrasts; 8.47% of this list are expected to be false." in found["joint"]
+    assert (found["points"], found["axis"]) == ("60", "\N{MINUS SIGN}log10 q, compressed")
+    assert found["otherAxis"] == "\N{MINUS SIGN}log10 q"
+    assert found["other"][0] is False
+    assert HOSTILE[0] in found["other"][1]
+    assert found["children"] == 0

@@ -1,4 +1,4 @@
-"""What an analysis returns and writes: files, draws, arviz, the truth beside it."""
+"""What an analysis returns and writes: files, the genes not tested, the truth beside it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from test_de_pipeline import FAST, MODEL, simulated
 from vaerdict import de
 from vaerdict.core import DataError, SettingError
 from vaerdict.de import columns
-from vaerdict.de.effects import INTERVAL, Effect
-from vaerdict.de.result import MOST_DRAWS, kept_draws, read_table
+from vaerdict.de.result import NOT_TESTED, read_table
 
 pd = pytest.importorskip("pandas")
 
@@ -42,7 +40,7 @@ def test_parquet_holds_what_csv_holds_with_its_types(answer, folder):
 def test_a_saved_run_comes_back_whole(answer, folder):
     back = de.DEResult.load(folder)
     pd.testing.assert_frame_equal(back.table, answer.table, check_exact=True)
-    for name in ("cells", "latent", "draws"):
+    for name in ("cells", "latent"):
         assert np.array_equal(getattr(back, name), getattr(answer, name)), name
     assert list(back.obs.index) == list(answer.obs.index)
     assert (back.data_sha256, back.verdict) == (answer.data_sha256, answer.verdict)
@@ -52,7 +50,7 @@ def test_a_saved_run_comes_back_whole(answer, folder):
     assert np.array_equal(here.uns["rank_genes_groups"]["names"], there.uns["rank_genes_groups"]["names"])
 
 
-@pytest.mark.parametrize("name", ["results.json", "latent.h5ad", "draws.npz"])
+@pytest.mark.parametrize("name", ["results.json", "latent.h5ad"])
 def test_a_damaged_run_is_named(answer, tmp_path, name):
     answer.save(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:100])
@@ -83,7 +81,6 @@ def test_cells_that_cannot_be_written_cost_no_genes(answer, tmp_path):
     pd.testing.assert_frame_equal(back.table, answer.table, check_exact=True)
     assert any(words.startswith("latent.h5ad was not written (") for words in back.warnings)
     assert (len(back.obs), back.cells.shape, back.latent) == (0, (0,), None)
-    assert np.array_equal(back.draws, answer.draws)
 
 
 def test_names_that_look_like_numbers_stay_names(answer, tmp_path):
@@ -106,31 +103,56 @@ def test_symbols_stand_beside_the_names_of_the_file(tmp_path):
     assert set(adata.uns["rank_genes_groups"]["names"]["A"]) == set(adata.var_names)
 
 
-# -------------------------------------------------------------------------------------------------------- draws
-def test_arviz_summarises_the_draws_as_the_table_does(answer):
-    arviz = pytest.importorskip("arviz")
-    data = answer.to_arviz()
-    assert data.posterior["lfc"].dims == ("chain", "draw", "contrast", "gene")
-    for name, rows in answer.table.groupby("contrast"):
-        lfc = data.posterior["lfc"].sel(contrast=name)
-        assert lfc.coords["gene"].to_numpy().tolist() == rows["gene"].tolist()
-        summary = arviz.summary(data, var_names="lfc", coords={"contrast": name}, kind="stats", round_to="none")
-        assert summary["mean"].to_numpy() == pytest.approx(rows["lfc_mean"].to_numpy(), abs=1e-5)
-        low, high = lfc.quantile([0.5 - INTERVAL / 2, 0.5 + INTERVAL / 2], dim=("chain", "draw")).to_numpy()
-        assert low == pytest.approx(rows["lfc_low"].to_numpy(), abs=1e-5)
-        assert high == pytest.approx(rows["lfc_high"].to_numpy(), abs=1e-5)
-    sampled = data.importance_diagnostics
-    assert sampled["khat"].sel(group="A").item() == answer.results["model"]["diagnostics"][0]["khat"]
+# --------------------------------------------------------------------------------------------- genes not tested
+@pytest.fixture(scope="module")
+def rare() -> de.DEResult:
+    """Gene g0 is not seen, g1 in five cells, g2 in group C only, g3 in group A only."""
+    adata = simulated()
+    group = adata.obs["group"].to_numpy()
+    adata.X[:, 0] = 0
+    adata.X[5:, 1], adata.X[:5, 1] = 0, 1
+    adata.X[group != "C", 2] = 0
+    adata.X[group != "A", 3] = 0
+    return de.differential_expression(adata, "group", pairs=[("A", "B"), ("B", "C")])
 
 
-def test_draws_are_bounded(generator):
-    effects = [Effect(torch.randn(40, 7, generator=generator, dtype=torch.float64), torch.ones(7)) for _ in range(3)]
-    whole, few, one = kept_draws(effects), kept_draws(effects, most=3 * 7 * 5 + 6), kept_draws(effects, most=1)
-    assert (whole.shape, few.shape, one.shape) == ((3, 40, 7), (3, 5, 7), (3, 1, 7))
-    assert whole.dtype == np.float32
-    assert np.array_equal(few, whole[:, :5])
-    assert np.array_equal(whole[2], effects[2].lfc.float().numpy())
-    assert kept_draws([Effect(torch.zeros(MOST_DRAWS + 1, 2), torch.ones(2))]).shape[1] == MOST_DRAWS
+def test_genes_that_were_not_tested_are_listed_with_the_reason(rare, tmp_path):
+    assert list(rare.not_tested.columns) == columns.names(columns.NOT_TESTED)
+    few = "seen in fewer than 10 of the cells compared"
+    assert rare.not_tested.to_numpy().tolist() == [
+        ["A vs B", "g0", 0, "not seen"],
+        ["A vs B", "g1", 4, few],
+        ["A vs B", "g2", 0, "not seen"],
+        ["B vs C", "g0", 0, "not seen"],
+        ["B vs C", "g1", 3, few],
+        ["B vs C", "g3", 0, "not seen"],
+    ]
+    back = de.DEResult.load(rare.save(tmp_path))
+    pd.testing.assert_frame_equal(back.not_tested, rare.not_tested)
+    for row, genes in zip(rare.results["contrasts"], (37, 37), strict=True):
+        assert (row["n_tested"], row["n_expressed"], row["least_cells"]) == (genes, genes, 10)
+        assert (rare.table["contrast"] == row["name"]).sum() == genes
+
+
+def test_nothing_left_out_is_an_empty_table(tmp_path):
+    result = de.differential_expression(simulated(), "group", "A", "B", out=tmp_path)
+    assert len(result.not_tested) == 0
+    back = de.DEResult.load(tmp_path).not_tested
+    assert (len(back), list(back.columns)) == (0, columns.names(columns.NOT_TESTED))
+    assert (tmp_path / NOT_TESTED).read_text().count("\n") == 1
+
+
+def test_scanpy_ranks_contrasts_of_different_genes(rare):
+    adata = simulated()
+    rare.to_scanpy(adata)
+    ranking = adata.uns["rank_genes_groups"]
+    assert len(ranking["names"]) == rare.table["gene"].nunique() == 38
+    place = ranking["names"]["A"].tolist().index("g2")
+    assert (ranking["scores"]["A"][place], ranking["pvals"]["A"][place], ranking["pvals_adj"]["A"][place]) == (0, 1, 1)
+    assert np.isnan(ranking["logfoldchanges"]["A"][place])
+    assert "g0" not in ranking["names"]["A"]
+    frame = pytest.importorskip("scanpy").get.rank_genes_groups_df(adata, "A")
+    assert frame["scores"].is_monotonic_decreasing
 
 
 # -------------------------------------------------------------------------------------------------------- truth
@@ -148,4 +170,3 @@ def test_a_run_from_the_counts_comes_back_without_cells(tmp_path):
     back = de.DEResult.load(tmp_path)
     pd.testing.assert_frame_equal(back.table, result.table, check_exact=True)
     assert (len(back.obs), back.cells.shape, back.latent) == (0, (0,), None)
-    assert "importance_diagnostics" not in pytest.importorskip("arviz").InferenceData.groups(back.to_arviz())

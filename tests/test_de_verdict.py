@@ -53,8 +53,8 @@ def test_without_a_model_nothing_is_said_about_one():
     assert record["messages"] == [
         "3 genes are called in A vs B at an expected FDR of 0.05, with |LFC| at least 0.5: 2 higher in A, 1 higher in "
         "B.",
-        "Genes are called from the raw counts: a quasi-likelihood per gene, over-dispersed between cells, with "
-        "adaptive shrinkage across genes.",
+        "Genes are called from the raw counts: a negative binomial likelihood per gene, with dispersions between cells "
+        "moderated across genes, and adaptive shrinkage of fold changes.",
         "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or experiments.",
     ]
 
@@ -205,3 +205,15 @@ def test_the_page_says_who_decided(tmp_path):
     seen = text(from_run(folder))
     assert "as a first look" in seen
     assert "decided by the model, %" in seen
+
+
+def test_pairs_and_the_rate_over_contrasts_are_said():
+    samples = {"n_samples_a": 5, "n_samples_b": 5}
+    paired = [contrast_record(name, paired=True, **samples) for name in NAMES[:2]]
+    messages = verdict(paired, replicates="samples", model=None)["messages"]
+    assert messages[0].startswith("0 calls are made in 2 contrasts at an expected FDR of 0.05 in each, with |LFC|")
+    assert "Samples with cells in both groups are the replicates, compared within themselves: the FDR" in messages[2]
+    mixed = [contrast_record(NAMES[0], paired=False, **samples), paired[1]]
+    assert "Samples are the replicates: the FDR" in verdict(mixed, replicates="samples", model=None)["messages"][2]
+    joint = [record | {"joint_fdr": True} for record in paired]
+    assert "0.05 over all of them together" in verdict(joint, replicates="samples", model=None)["messages"][0]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import vaerdict as vd
-from vaerdict.de import analysis, data, result
+from vaerdict.de import analysis, data
 from vaerdict.de.effects import ESTIMANDS, INTERVAL
-from vaerdict.de.options import DEOptions
+from vaerdict.de.options import ENOUGH_CELLS, FEWEST_SEEN, SHARE_SEEN, DEOptions
+from vaerdict.de.shrinkage import WIDTHS
 from vaerdict.de.verdict import CAUTION, CERTIFIED, DECIDERS, FEW, MOST_CONTRADICTED
 from vaerdict.options import options_of
 
@@ -91,8 +92,11 @@ def test_de_states_the_limits_of_the_code():
     assert f"fewer than {FEW['cells']} cells or {FEW['samples']} samples" in text
     assert f"at most {data.MEMORY // 2**20} MB" in text
     assert f"At most {analysis.MOST_TRAINING:,} cells" in text
-    assert f"At most {result.MOST_DRAWS} draws per gene" in text
-    assert f"at most {4 * result.MOST_NUMBERS // 2**20} MB over all contrasts" in text
+    assert f"seen in at least {ENOUGH_CELLS} of the cells compared" in text
+    small = next(n for n in range(1000) if round(SHARE_SEEN * n) >= ENOUGH_CELLS)
+    assert f"for groups of fewer than {small} cells in {100 * SHARE_SEEN:.0f} % of the smaller group's" in text
+    assert f"number of cells, and at least {FEWEST_SEEN})" in text
+    assert f"(standard deviation {WIDTHS[-1]:g})" in text
 
 
 def test_de_tells_when_a_model_runs():

@@ -127,6 +127,17 @@ def cells() -> Any:
     )
 
 
+def paired() -> Any:
+    """The same counts as of five patients, who gave a control and a treated sample each."""
+    adata = cells()
+    patient, treated = np.arange(adata.n_obs) % 5, np.arange(adata.n_obs) // 5 % 2
+    adata.obs["condition"] = np.where(treated, "panobinostat", "ctrl")
+    adata.obs["patient_id"] = [f"p{i}" for i in patient]
+    adata.obs["sample_id"] = adata.obs["patient_id"] + adata.obs["condition"]
+    adata.obs["age"], adata.obs["gender"] = 50.0 + patient**2, np.where(patient < 2, "f", "m")
+    return adata
+
+
 def scvi_model() -> Any:
     """A model fitted by scvi-tools, for two epochs."""
     scvi = pytest.importorskip("scvi")
@@ -194,6 +205,7 @@ def data_files(working_folder):
     with isolated(0):
         for name in ("counts.h5ad", "pbmc3k.h5ad", "big.h5ad"):
             cells().write_h5ad(name)
+        paired().write_h5ad("glioblastoma.h5ad")
         split = cells()
         vd.split_counts(split)
         split.obs["leiden"] = [str(i % 3) for i in range(split.n_obs)]

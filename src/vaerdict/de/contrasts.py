@@ -192,9 +192,10 @@ def _side(labels: Labels, name: str, mask: np.ndarray) -> tuple[Side, list[str]]
     every = {sample: cells[owners == sample] for sample in sorted({s for s in owners if s is not None})}
     samples = {sample: torch.from_numpy(own) for sample, own in every.items() if len(own) >= FEWEST_CELLS}
     if len(samples) < FEWEST_SAMPLES:
+        kind, key = ("pairs", "pair_by") if labels.by_pairs else ("samples", "sample_key")
         raise SettingError(
-            f"group {name} has {len(samples)} samples of {FEWEST_CELLS} cells or more; samples as "
-            f"replicates need at least {FEWEST_SAMPLES} in each group: leave sample_key out to compare cells."
+            f"group {name} has {len(samples)} {kind} of {FEWEST_CELLS} cells or more; {kind} as replicates need at "
+            f"least {FEWEST_SAMPLES} in each group: leave {key} out to compare cells."
         )
     return Side(name, torch.cat(list(samples.values())).sort().values, samples), _lost(name, cells, every, samples)
 

@@ -51,24 +51,30 @@ class Covariates(NamedTuple):
             names += [key] * part.shape[1]
         return cls(names, np.concatenate(parts, 1) if parts else np.zeros((adata.n_obs, 0)))
 
-    def check(self, contrast: str, values: Tensor, first: Tensor, stratum: Tensor, weight: Tensor) -> float:
-        """The share of the information on the difference between the sides that the covariates leave.
+    def check(
+        self, contrast: str, values: Tensor, first: Tensor, stratum: Tensor, weight: Tensor
+    ) -> tuple[Tensor, float]:
+        """The columns to adjust a contrast for, and the share of the information on the difference that they leave.
 
-        Covariates that are constant, explained by others, or that explain the sides are refused by name.
+        Columns that are constant or explained by those before them are left out, as those of categories that do not
+        occur are. A covariate without any other column, and covariates that explain the sides, are refused by name.
 
-        Shapes: ``values (units, q)``; ``first`` bool, ``stratum`` numbers of batches and ``weight`` ``(units,)``.
+        Shapes: ``values (units, q)``; ``first`` bool, ``stratum`` numbers of batches and ``weight`` ``(units,)``;
+        ``-> (units, columns)``.
         """
         root = weight.sqrt().unsqueeze(-1)
         batches = torch.nn.functional.one_hot(stratum).double() * root
         side, z = first.double().unsqueeze(-1) * root, values * root
-        known = batches
-        for name, part in zip(self.names, z.T, strict=True):
-            if _unexplained(part.unsqueeze(-1), known) < _EXPLAINED:
-                raise SettingError(
-                    f"covariate {name!r} is constant in the units of {contrast}, or explained by the batches and the "
-                    "covariates before it; leave it out."
-                )
-            known = torch.cat([known, part.unsqueeze(-1)], -1)
+        known, columns = batches, []
+        for number, part in enumerate(z.T):
+            if _unexplained(part.unsqueeze(-1), known) >= _EXPLAINED:
+                known, columns = torch.cat([known, part.unsqueeze(-1)], -1), [*columns, number]
+        lost = [name for name in dict.fromkeys(self.names) if name not in {self.names[i] for i in columns}]
+        if lost:
+            raise SettingError(
+                f"covariate {lost[0]!r} is constant in the units of {contrast}, or explained by the batches and the "
+                "covariates before it; leave it out."
+            )
         if len(first) <= known.shape[1] + 1:
             raise SettingError(
                 f"{contrast} has {len(first)} units for {known.shape[1] + 1} coefficients; leave covariates out."
@@ -79,7 +85,7 @@ class Covariates(NamedTuple):
                 f"covariates {', '.join(dict.fromkeys(self.names))} explain the groups of {contrast} completely: they "
                 "cannot be told apart; leave out the covariate that differs between the groups."
             )
-        return min(1.0, left)
+        return values[:, columns], min(1.0, left)
 
 
 def _numbers(key: str, values: Any) -> np.ndarray:

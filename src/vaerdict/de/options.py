@@ -71,8 +71,8 @@ class DEOptions:
     )
     scale: str = option(
         "centred",
-        "Scale of the fold change: centred (relative to the median gene), proportion, or pair (single cells, as in "
-        "scvi-tools; by a model).",
+        "Scale of the fold change: centred (relative to the genes that do not change), proportion, or pair (single "
+        "cells, as in scvi-tools; by a model).",
     )
     min_cells: int | None = option(
         None,

@@ -26,7 +26,7 @@ from vaerdict.de.effects import (
 )
 from vaerdict.de.options import DEOptions, Pair
 from vaerdict.de.result import DEResult
-from vaerdict.de.shrinkage import LfcPosterior, NodeLikelihood, centre_of, fit_shares
+from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, centre_of, fit_shares
 from vaerdict.de.splitting import cluster_warnings, with_testing_layer
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.de.verdict import verdict
@@ -34,6 +34,10 @@ from vaerdict.engines import Engine, started
 from vaerdict.io import check_folder
 from vaerdict.optional import require
 from vaerdict.options import accepts
+
+_WIDE_PRIOR = torch.eye(len(WIDTHS), dtype=torch.float64)[-1]
+"""Without shrinkage: the widest normal alone, which hardly moves a gene. Of a gene that is unseen in a group the
+likelihood does not fall on one side, and a flat prior would leave its interval without an end."""
 
 
 @accepts(DEOptions)
@@ -53,9 +57,10 @@ def differential_expression(
 ) -> DEResult:
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate.
 
-    Genes are called from the raw counts: a quasi-likelihood per gene, over-dispersed between cells or samples, with
-    adaptive shrinkage across genes. A gene is differentially expressed where its |log2 fold change| is at least
-    `delta`. No model is trained unless one is asked for (`check_model`, `borrow`, ``scale="pair"``, or `model`).
+    All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
+    between cells or samples moderated across genes, and adaptive shrinkage of fold changes. A gene is differentially
+    expressed where its |log2 fold change| is at least `delta`. No model is trained unless one is asked for
+    (`check_model`, `borrow`, ``scale="pair"``, or `model`).
 
     Parameters
     ----------
@@ -215,7 +220,7 @@ def _summaries(
             at_nodes, by_model, contradicted = model.combine(cells, number, at_nodes)
             prior = fit_shares(at_nodes) if by_model else prior
         posterior = LfcPosterior(at_nodes, prior)
-        shown = posterior if options.shrinkage else LfcPosterior(at_nodes, None)
+        shown = posterior if options.shrinkage else LfcPosterior(at_nodes, _WIDE_PRIOR)
         summaries.append(summarise_posterior(posterior, shown, centre, estimand, options.delta))
         shares.append({"share_by_model": by_model, "share_contradicted": contradicted, "centre": centre})
     return summaries, shares

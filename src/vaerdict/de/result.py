@@ -23,6 +23,7 @@ LATENT = "X_vaerdict"
 NOT_TESTED = "not_tested.csv"
 """The file of the genes that were not tested."""
 
+_LEAST_Q = 1e-300  # a smaller one has the score of this one
 _CELLS = "latent.h5ad"
 _ROWS = "rows"  # where that AnnData says which rows of the data its cells were
 
@@ -98,7 +99,9 @@ class DEResult:
     def to_scanpy(self, adata: Any, key: str = "rank_genes_groups") -> None:
         """Fill ``adata.uns[key]`` as scanpy's ``rank_genes_groups`` does, so that its plots work.
 
-        Genes are ranked by LFC times its probability; ``pvals_adj`` are the q-values, ``pvals`` are 1 - prob_de.
+        Genes are ranked by certainty: scores are -log10 of the q-values with the sign of the LFC. ``pvals_adj`` are the
+        q-values, ``pvals`` are 1 - prob_de. A gene that was tested in other contrasts only has a score of 0, an LFC of
+        NaN and ``pvals`` of 1.
         """
         contrasts, settings = self.results["contrasts"], self.results["settings"]
         firsts = [c["group_a"] for c in contrasts]
@@ -106,17 +109,19 @@ class DEResult:
         references = {c["group_b"] for c in contrasts}
         columns: dict[str, list[np.ndarray]] = {}
         gene = "gene_id" if "gene_id" in self.table else "gene"
+        every = self.table[gene].unique()
         for contrast in contrasts:
-            rows: Any = self.table[self.table["contrast"] == contrast["name"]]
-            score = (rows["lfc_mean"] * rows["prob_de"]).to_numpy()
-            order = np.argsort(-score, kind="stable")
+            rows: Any = self.table[self.table["contrast"] == contrast["name"]].set_index(gene).reindex(every)
+            q, lfc = rows["q_value"].fillna(1.0).to_numpy(), rows["lfc_mean"].fillna(0.0).to_numpy()
+            score = -np.sign(lfc) * np.log10(q.clip(_LEAST_Q, 1.0))
+            order = np.lexsort((-lfc, -score))
             rows = rows.iloc[order]
             ranked = {
-                "names": rows[gene].to_numpy(dtype=object),
+                "names": rows.index.to_numpy(dtype=object),
                 "scores": score[order].astype(np.float32),
                 "logfoldchanges": rows["lfc_mean"].to_numpy(np.float32),
-                "pvals": 1 - rows["prob_de"].to_numpy(),
-                "pvals_adj": rows["q_value"].to_numpy(),
+                "pvals": 1 - rows["prob_de"].fillna(0.0).to_numpy(),
+                "pvals_adj": q[order],
             }
             for name, values in ranked.items():
                 columns.setdefault(name, []).append(values)

@@ -87,6 +87,7 @@ def contrast_row(contrast: Contrast, table: GeneTable, genes: GeneChoice, option
         "least_cells": genes.least,
         "expected_fdr": table["lfdr"][called].mean().item() if n else 0.0,
         "level": options.level,
+        "joint_fdr": options.joint_fdr,
         "delta": options.delta,
         "fdr_curve": fdr_curve(table),
     }

@@ -44,8 +44,8 @@ class Decider:
 DECIDERS = {
     "counts": Decider(
         answer="The counts",
-        message="Genes are called from the raw counts: a quasi-likelihood per gene, over-dispersed between "
-        "{replicates}, with adaptive shrinkage across genes.",
+        message="Genes are called from the raw counts: a negative binomial likelihood per gene, with dispersions "
+        "between {replicates} moderated across genes, and adaptive shrinkage of fold changes.",
         tone="good",
         advice="`vaerdict calibrate` measures whether the FDR holds on these data.",
         rests_on_model=False,
@@ -153,9 +153,11 @@ def group_names(contrast: Record) -> tuple[str, str]:
 def calls_message(contrasts: Sequence[Record]) -> str:
     """How many genes are called, and in which direction."""
     n, first = sum(contrast["n_discoveries"] for contrast in contrasts), contrasts[0]
-    rate = f"at an expected FDR of {first['level']:g}, with |LFC| at least {first['delta']:g}"
+    rate, size = f"at an expected FDR of {first['level']:g}", f"with |LFC| at least {first['delta']:g}"
     if len(contrasts) > 1:
-        return f"{n:,} calls are made in {len(contrasts)} contrasts {rate}."
+        of = "over all of them together" if first.get("joint_fdr") else "in each"
+        return f"{n:,} calls are made in {len(contrasts)} contrasts {rate} {of}, {size}."
+    rate = f"{rate}, {size}"
     a, b = group_names(first)
     sides = f": {first['n_up']:,} higher in {a}, {first['n_down']:,} higher in {b}" if n else ""
     return f"{n:,} genes are called in {first['name']} {rate}{sides}."
@@ -185,7 +187,11 @@ def _replicates(contrasts: Sequence[Record], replicates: str) -> Finding:
     more = f" Only {n} {replicates} are of {name}: their spread is estimated roughly." if few else ""
     question, answer = "What are the replicates?", f"{replicates.capitalize()}{', and few' if few else ''}"
     if replicates == "samples":
-        message = f"Samples are the replicates: the FDR holds for new samples from the same population.{more}"
+        paired = all(contrast.get("paired") for contrast in contrasts)
+        which = "Samples with cells in both groups are the replicates, compared within themselves" if paired else ""
+        message = (
+            f"{which or 'Samples are the replicates'}: the FDR holds for new samples from the same population.{more}"
+        )
         return Finding("replicates", replicates, question, answer, message, "open" if few else "good")
     steps = "If the cells come from several donors, name their column with --sample-key."
     return Finding("replicates", replicates, question, answer, f"{CELLS}{more}", "open", steps)

@@ -26,11 +26,11 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """How the values under one heading print: `scale` times the number, to `digits` decimals."""
+    """How values print: `scale` times the number, to `digits` decimals, to two significant digits where None."""
 
     key: str
     title: str
-    digits: int = 2
+    digits: int | None = 2
     scale: float = 1.0
     signed: bool = False
 
@@ -86,9 +86,10 @@ def is_best(cell: Any) -> bool:
     return isinstance(cell, Value) and cell.best
 
 
-def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """A number in print, with a true minus sign."""
-    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+def number(value: float, digits: int | None, *, signed: bool = False) -> str:
+    """A number in print, with a true minus sign; two significant digits where `digits` is None."""
+    form = ".2g" if digits is None else f".{digits}f"
+    return f"{value:{'+' if signed else ''}{form}}".replace("-", "\N{MINUS SIGN}")
 
 
 # --------------------------------------------------------------------------------------------------------- forms

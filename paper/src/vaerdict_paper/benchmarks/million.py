@@ -22,13 +22,15 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from vaerdict import diagnostics
 from vaerdict.core import Progress, check_count, silent
-from vaerdict.de.counts_likelihood import cells_likelihood, group_proportions
+from vaerdict.de.counts_likelihood import cells_likelihood
 from vaerdict.de.metrics import measure
 from vaerdict.de.model import streamed
+from vaerdict.de.sums import CellGroups
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, OfCounts
@@ -104,8 +106,9 @@ def measured(
     with _timed("seconds_de", seconds, device):
         table, averages = _compared(fit, data.rows, n_draws, seed, progress)
     with _timed("seconds_counts", seconds, device):
-        shares = group_proportions(data.rows, n_genes, dict(zip("ab", _groups(n_cells), strict=True)))
-        cells_likelihood([(shares["b"], shares["a"])])
+        groups = CellGroups({name: cells.numpy() for name, cells in zip("ab", _groups(n_cells), strict=True)}, n_cells)
+        sums = groups.sums(_blocks(data.rows), n_genes)
+        cells_likelihood([(sums["b"], sums["a"])])
     khat, ess = (values[_groups(n_cells)[0]] for values in (averages.khat, averages.ess))
     ok = diagnostics.verdict(khat, ess, n_draws) == diagnostics.Verdict.OK
     metrics = measure(table["prob_de"], table["lfc_mean"], data.lfc.cpu(), DELTA)
@@ -203,6 +206,16 @@ def _compared(fit: Fit, rows: DeviceRows, n_draws: int, seed: int, progress: Pro
 def _groups(n_cells: int) -> tuple[Tensor, Tensor]:
     """The cells of each group, which alternate. Shapes: ``(cells,)`` each."""
     return torch.arange(0, n_cells, 2), torch.arange(1, n_cells, 2)
+
+
+def _blocks(rows: DeviceRows) -> Iterator[Any]:
+    """The counts, some cells at a time. Shapes: ``-> (c, genes)``, sparse rows."""
+    size = max(1, _BLOCK // rows.width)
+    for first in range(0, rows.n, size):
+        starts = rows.starts[first : first + size + 1].cpu()
+        entries = slice(int(starts[0]), int(starts[-1]))
+        values, columns = rows.values[entries].cpu().double().numpy(), rows.columns[entries].cpu().numpy()
+        yield sparse.csr_matrix((values, columns, (starts - starts[0]).numpy()), shape=(len(starts) - 1, rows.width))
 
 
 @contextmanager

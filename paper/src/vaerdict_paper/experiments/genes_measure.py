@@ -12,11 +12,11 @@ from vaerdict import diagnostics
 from vaerdict.core import Proposal, log_mean_exp
 from vaerdict.datasets.genes import CountData
 from vaerdict.de import model as de_model
-from vaerdict.de.effects import CENTRED, Effect, Estimand, comparison
+from vaerdict.de.effects import CENTRED, Effect, Estimand
 from vaerdict.de.metrics import LEVELS, coverage, fdr_curve, measure
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
-from vaerdict_paper.experiments.genes_contrasts import Sides
+from vaerdict_paper.experiments.genes_contrasts import Sides, compared
 
 DELTA = 0.5
 """A gene counts as changed if its true |log2 fold change| is at least this."""
@@ -35,8 +35,7 @@ def true_lfc(data: CountData, estimand: str, states: tuple[int, int] = (0, 1)) -
 
 def measured(effect: Effect, sides: Sides, estimand: Estimand) -> dict[str, Any]:
     """The metrics of one set of joint draws."""
-    zero = effect.lfc.new_zeros(effect.lfc.shape[1])
-    table = comparison(effect, zero, zero, estimand=estimand, delta=DELTA, level=LEVELS[0], interval=INTERVAL).table
+    table = compared(effect, delta=DELTA, level=LEVELS[0], interval=INTERVAL)
     truth = true_lfc(sides.data, estimand.name, sides.states)
     # expression is known up to a factor, so a centred change is relative to that of the median gene
     target = truth - truth.quantile(0.5) if estimand.centred else truth

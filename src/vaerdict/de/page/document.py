@@ -9,7 +9,7 @@ from typing import Any
 
 from vaerdict.core import DataError
 from vaerdict.de.page.figures import check_picture, khat_picture
-from vaerdict.de.page.genes import Genes, called, packed, read
+from vaerdict.de.page.genes import Genes, NotTested, called, packed, read, read_not_tested
 from vaerdict.de.page.live import Card, cards, genes_view
 from vaerdict.de.page.tables import contrasts_table, diagnostics_table, selection_table, settings_table, top_table
 from vaerdict.de.page.truth import (
@@ -29,15 +29,23 @@ from vaerdict.report.tables import Column, Table
 TOP_GENES, TOP_CONTRASTS = 10, 6
 """The number of leading genes that are listed, and of contrasts; the table that is searched holds all."""
 
+_ALL_GENES = (
+    "Cells of both groups count alike in this filter. Library sizes and the centre of fold changes are those of all "
+    "genes, tested or not."
+)
+
 
 def from_run(run_dir: Path) -> Document:
     """The report on a run directory of `vaerdict de`: results.json, manifest.json and de.csv."""
     results, manifest = read_run(run_dir)
     with well_formed(run_dir):
-        return document(results, read(run_dir / "de.csv"), manifest)
+        genes, not_tested = read(run_dir / "de.csv"), read_not_tested(run_dir / "not_tested.csv")
+        return document(results, genes, manifest, not_tested)
 
 
-def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] | None) -> Document:
+def document(
+    results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] | None, not_tested: Mapping[str, NotTested]
+) -> Document:
     """The report on a differential expression.
 
     Parameters
@@ -48,6 +56,8 @@ def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] 
         The rows of de.csv by contrast and column, as `vaerdict.de.page.genes.read` returns them.
     manifest : dict or None
         What manifest.json holds.
+    not_tested : mapping of str to dict
+        The rows of not_tested.csv by contrast and reason, as `vaerdict.de.page.genes.read_not_tested` returns them.
 
     Returns
     -------
@@ -64,7 +74,7 @@ def document(results: Row, genes: Mapping[str, Genes], manifest: dict[str, Any] 
     sections = [
         Section("Truth beside the answer", _truth(check) if check else []),
         Section("Verdict", [cards(summary_cards), contrasts_table(contrasts, genes, scale, decider)]),
-        Section("Genes", [genes_view(packed(contrasts, genes, truth))]),
+        Section("Genes", [genes_view(packed(contrasts, genes, truth, not_tested))]),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
         *(_model_sections(model) if model else []),
         Section("Settings", _settings(results)),
@@ -98,18 +108,34 @@ def _verdict(results: Row) -> Row:
 
 
 def _summary(results: Row, contrasts: Sequence[Row], parts: Sequence[Finding]) -> list[str]:
-    """The calls, the genes tested, what to do next and the warnings; the cards hold the rest of the verdict."""
+    """The calls, the genes tested, what intervals are, what to do next and the warnings; cards hold the rest."""
     settings, model, verdict = results.get("settings") or {}, results.get("model"), _verdict(results)
-    median = " and the median that centres them" if results["scale"] == "centred" else ""
     no_refits = model is not None and DECIDERS[parts[0].state].rests_on_model and not model["refits"]
     steps = advice(
         parts,
         first_look=no_refits or verdict["size"] == "few",
         within_batches=settings.get("batch_key") is not None or settings.get("model") is not None,
     )
-    tested = f"Genes tested: {results['genes_tested']}. Proportions{median} are over these genes alone."
+    by_model = results["scale"] == "pair"
+    scale = "Proportions are over these genes alone." if by_model else _ALL_GENES
+    tested = f"Genes tested: {results['genes_tested']}. {scale}"
+    intervals = [] if by_model else [_intervals(results)]
     warnings = [w for w in results.get("warnings") or () if not any(w in part.message for part in parts)]
-    return [calls_message(contrasts), tested, steps, *(f"Warning: {warning}" for warning in warnings)]
+    return [calls_message(contrasts), tested, *intervals, steps, *(f"Warning: {warning}" for warning in warnings)]
+
+
+def _intervals(results: Row) -> str:
+    """What the intervals mean for genes that changed."""
+    if results.get("shrinkage", True):
+        return (
+            f"Fold changes and their {percent(results['interval'])} intervals are shrunken towards no change: the "
+            "stated coverage is meant over all genes. Of genes that did change, fewer intervals cover the true fold "
+            "change, which tends to be larger than its estimate. --no-shrinkage shows both unshrunken."
+        )
+    return (
+        "Fold changes and their intervals are not shrunken (--no-shrinkage): among the genes called, fold changes tend "
+        "to be too large, because errors help a gene to be called. Probabilities, q-values and calls are shrunken."
+    )
 
 
 def _calls_card(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Card:
@@ -118,7 +144,10 @@ def _calls_card(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Card:
     answer = f"{n:,} of {total:,}" if len(contrasts) == 1 else f"{n:,} calls in {len(contrasts)} contrasts"
     rates = sorted({contrast["expected_fdr"] for contrast in contrasts})
     expected = " to ".join(map(percent, (rates[0], rates[-1])[: len(rates)]))
-    meaning = f"Called at an FDR of {percent(contrasts[0]['level'])}; {expected} of a list are expected to be false."
+    rate = f"Called at an FDR of {percent(contrasts[0]['level'])}"
+    if len(contrasts) > 1:
+        rate += " over all contrasts together" if contrasts[0].get("joint_fdr") else " in each contrast"
+    meaning = f"{rate}; {expected} of {'a' if len(contrasts) > 1 else 'the'} list are expected to be false."
     return Card("How many genes are called?", answer, meaning, "good" if n else "open")
 
 

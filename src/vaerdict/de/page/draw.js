@@ -51,9 +51,9 @@ function drawAxes({ pen, box, colour, spec, x, y }) {
     pen.fillText(name(tick, across.digits, spec.xLog), x(tick), box.y0 + 16);
   }
   pen.textAlign = "right";
-  for (const tick of up.ticks) {
-    rule(pen, box.x0, y(tick), box.x1, y(tick));
-    pen.fillText(name(tick, up.digits, false), box.x0 - 6, y(tick) + 4);
+  for (const [at, text] of spec.yTicks || up.ticks.map(tick => [tick, name(tick, up.digits, false)])) {
+    rule(pen, box.x0, y(at), box.x1, y(at));
+    pen.fillText(text, box.x0 - 6, y(at) + 4);
   }
   pen.fillStyle = colour("--ink");
   pen.textAlign = "center";

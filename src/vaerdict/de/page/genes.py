@@ -1,4 +1,4 @@
-"""The genes of a differential expression: read from de.csv, and packed for the script of the page."""
+"""The genes of a differential expression: read from de.csv and not_tested.csv, and packed for the script."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from vaerdict.report.tables import printable
 
 Genes = dict[str, list[Any]]
 """The rows of one contrast, by column; missing or not finite values are None."""
+
+NotTested = dict[str, list[tuple[str, int]]]
+"""The genes of one contrast that were not tested, by the reason, and the cells that each is seen in."""
+
+MOST_NOT_TESTED = 2_000_000
+"""Genes that were not tested, over all contrasts, that a page holds at most (some 6 MB); otherwise it holds none."""
 
 MOST_ROWS = 200_000
 """Rows that a page holds (some 30 MB); of larger results it shows the genes with the smallest q."""
@@ -54,6 +61,23 @@ def _by_contrast(rows: csv.DictReader[str], path: Path) -> dict[str, Genes]:
     return contrasts
 
 
+def read_not_tested(path: Path) -> dict[str, NotTested]:
+    """The genes of each contrast in a not_tested.csv; none where there is no such file."""
+    contrasts: dict[str, NotTested] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                reasons = contrasts.setdefault(row["contrast"], {})
+                reasons.setdefault(printable(row["reason"]), []).append(
+                    (printable(row["gene"]), int(row["cells_seen"]))
+                )
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a table ({error!r}); run `vaerdict de` again.") from error
+    return contrasts
+
+
 def shown_columns(names: Iterable[str]) -> list[TableColumn]:
     """Those of the columns that the page shows, in its order."""
     present = set(names)
@@ -85,16 +109,42 @@ def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
     return (math.inf if q is None else q, -abs(lfc or 0.0))
 
 
-def packed(contrasts: Sequence[Mapping[str, Any]], genes: Mapping[str, Genes], truth: Mapping[str, Any] | None) -> str:
-    """Everything that the script of the page reads, as JSON that may stand inside a script element."""
+def packed(
+    contrasts: Sequence[Mapping[str, Any]],
+    genes: Mapping[str, Genes],
+    truth: Mapping[str, Any] | None,
+    not_tested: Mapping[str, NotTested],
+) -> str:
+    """Everything that the script of the page reads, as JSON that may stand inside a script element.
+
+    Names of genes that were not tested are listed once. Each contrast has, for each reason, the steps from one of its
+    genes to the next in that list, and the cells that they are seen in, nothing where they are seen in none.
+    """
     names = {name for columns in genes.values() for name in columns}
     most = MOST_ROWS // len(contrasts)
+    counts = {name: sum(map(len, reasons.values())) for name, reasons in not_tested.items()}
+    shown = not_tested if sum(counts.values()) <= MOST_NOT_TESTED else {}
+    untested = sorted({gene for reasons in shown.values() for part in reasons.values() for gene, _ in part})
+    place = {gene: i for i, gene in enumerate(untested)}
+    left_out = {name: [_steps(reason, part, place) for reason, part in rs.items()] for name, rs in shown.items()}
     return script_safe(
         {
             "columns": [column._asdict() for column in shown_columns(names)],
-            "contrasts": [_packed(c, genes[c["name"]], (truth or {}).get(c["name"]), most) for c in contrasts],
+            "untested": untested,
+            "contrasts": [
+                _packed(c, genes[c["name"]], (truth or {}).get(c["name"]), most)
+                | {"n_untested": counts.get(c["name"], 0), "untested": left_out.get(c["name"], [])}
+                for c in contrasts
+            ],
         }
     )
+
+
+def _steps(reason: str, genes: Sequence[tuple[str, int]], place: Mapping[str, int]) -> list[Any]:
+    ordered = sorted((place[gene], seen) for gene, seen in genes)
+    at = [-1, *(i for i, _ in ordered)]
+    steps, seen = [after - before for before, after in pairwise(at)], [seen for _, seen in ordered]
+    return [reason, steps, seen if any(seen) else []]
 
 
 def _packed(contrast: Mapping[str, Any], genes: Genes, truth: Mapping[str, float] | None, most: int) -> dict[str, Any]:
@@ -103,7 +153,7 @@ def _packed(contrast: Mapping[str, Any], genes: Genes, truth: Mapping[str, float
     a, b = map(printable, group_names(contrast))
     return {
         **{key: printable(str(contrast.get(key, ""))) for key in ("name", "group_a", "group_b")},
-        **{key: contrast.get(key) for key in ("level", "delta", "n_discoveries")},
+        **{key: contrast.get(key) for key in ("level", "delta", "n_discoveries", "joint_fdr", "expected_fdr")},
         "a": a,
         "b": b,
         "n_called": n_called,

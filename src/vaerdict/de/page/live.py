@@ -11,8 +11,8 @@ from vaerdict.report.page import text
 _SYMBOLS = {"good": "✓", "open": "!", "bad": "✗"}
 
 _PLOTS = {
-    "volcano": "Volcano plot: q-value against fold change. Dashed: the FDR asked for and delta. Genes with a q of zero "
-    "are drawn at the top edge.",
+    "volcano": "Volcano plot: q-value against fold change. Dashed: the FDR asked for and delta. Where q-values are "
+    "very small, the vertical scale is compressed; those of zero are drawn at the top.",
     "ma": "MA plot: fold change against mean expression.",
     "fdr": "Expected FDR of the list of this contrast by its length; the band is the 90 % range of the share of false "
     "calls. Dashed: the FDR asked for and the length of the list.",
@@ -79,6 +79,7 @@ _TABLE = """<h3 id="de-title">All genes</h3>
 <label><input type="checkbox" id="de-extra"> all columns</label>
 <button type="button" class="act" id="de-save">Download as CSV</button>
 </div>
+<p class="note" id="de-untested" role="status" hidden></p>
 <div class="scroll" role="region" tabindex="0" aria-labelledby="de-title">
 <table id="de-table"><thead></thead><tbody></tbody></table>
 </div>

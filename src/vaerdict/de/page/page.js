@@ -1,6 +1,7 @@
 // The state of the page, and the table and plots that follow it. Names are set as text only, never as markup.
 
-const PAGE_ROWS = 25;
+const PAGE_ROWS = 25, UNTESTED_ROWS = 8;
+const MOST_STRENGTH = 300, WIDE = 25;   // of -log10 q: the most that is drawn, and where the scale is compressed
 const root = document.getElementById("de"), packed = JSON.parse(document.getElementById("de-data").textContent);
 const part = name => document.getElementById("de-" + name);
 const state = { contrast: 0, sort: "", dir: "asc", search: "", only: false, page: 0, extra: false, focus: -1, step: -1 };
@@ -48,6 +49,27 @@ function matching() {
   return rows;
 }
 
+// Genes that match the search and were not tested, those of exactly this name first, each with the reason.
+function untested() {
+  const terms = state.search.toLowerCase().split(/[\s,;]+/).filter(Boolean), exact = [], others = [];
+  for (const [reason, steps, seen] of terms.length ? contrast().untested : []) {
+    let at = -1;
+    steps.forEach((step, i) => {
+      const gene = packed.untested[at += step], name = gene.toLowerCase();
+      const list = terms.includes(name) ? exact : terms.some(term => name.includes(term)) ? others : null;
+      if (list) list.push(`${gene} (${seen[i] ? `seen in ${count(seen[i])} cells; ` : ""}${reason})`);
+    });
+  }
+  return [...exact, ...others];
+}
+
+function drawUntested() {
+  const left = untested(), more = left.length - UNTESTED_ROWS;
+  part("untested").hidden = !left.length;
+  part("untested").textContent = `Not tested in this contrast: ${left.slice(0, UNTESTED_ROWS).join(", ")}` +
+    (more > 0 ? ` and ${count(more)} more.` : ".");
+}
+
 function ordered(rows) {
   if (!state.sort) return ranked(rows);
   const values = column(state.sort), sign = state.dir === "desc" ? -1 : 1;
@@ -77,7 +99,7 @@ function heading({ name, title, meaning, kind }) {
   button.dataset.key = name;
   button.append(text);
   button.addEventListener("click", () => {
-    const first = kind === "text" || name === "q_value" || name === "mcse" ? "asc" : "desc";
+    const first = kind === "text" || ["q_value", "lfsr", "mcse"].includes(name) ? "asc" : "desc";
     const turned = state.dir === "asc" ? "desc" : "asc";
     go({ sort: name, dir: state.sort === name ? turned : first, page: 0 });
     root.querySelector(`thead button[data-key="${name}"]`).focus();
@@ -110,7 +132,8 @@ function drawTable() {
   part("table").tHead.replaceChildren(head);
   part("table").tBodies[0].replaceChildren(...rows.map(i => tableRow(i, columns)));
   part("where").textContent = rows.length
-    ? `${count(from + 1)}\u2013${count(from + rows.length)} of ${count(shown.length)} genes` : "No gene matches.";
+    ? `${count(from + 1)}\u2013${count(from + rows.length)} of ${count(shown.length)} genes` : "No gene that was tested matches.";
+  drawUntested();
   for (const name of ["first", "back"]) part(name).disabled = state.page === 0;
   for (const name of ["next", "last"]) part(name).disabled = state.page === pages - 1;
   part("save").textContent = `Download ${count(shown.length)} rows as CSV`;
@@ -137,20 +160,22 @@ function save() {
 function logs(values) { return values.map(v => finite(v) && v > 0 ? Math.log10(v) : null); }
 
 function volcano(kind) {
-  const q = column("q_value"), positive = q.filter(v => v > 0), level = contrast().level;
-  const floor = Math.max(1e-10, positive.reduce((a, b) => Math.min(a, b), finite(level) ? level / 10 : 0.01));
+  const q = column("q_value"), level = contrast().level, strength = v => Math.min(-Math.log10(v), MOST_STRENGTH);
+  const top = 1.05 * q.reduce((most, v) => v > 0 ? Math.max(most, strength(v)) : most, finite(level) ? 1 - Math.log10(level) : 2);
+  const wide = top > WIDE, scaled = v => wide ? Math.log10(1 + v) : v;
   const data = {
-    x: column("lfc_mean"), y: q.map(v => finite(v) ? -Math.log10(Math.max(v, floor)) : null), kind,
+    x: column("lfc_mean"), y: q.map(v => finite(v) ? scaled(v > 0 ? strength(v) : top) : null), kind,
     left: column("lfc_low"), right: column("lfc_high"), above: true,
   };
   const lines = frame => {
     const delta = contrast().delta, { box } = frame;
-    if (finite(level) && level > 0) dashed(frame, box.x0, frame.y(-Math.log10(level)), box.x1, frame.y(-Math.log10(level)));
+    if (finite(level) && level > 0) dashed(frame, box.x0, frame.y(scaled(-Math.log10(level))), box.x1, frame.y(scaled(-Math.log10(level))));
     if (delta) for (const at of [-delta, delta]) dashed(frame, frame.x(at), box.y0, frame.x(at), box.y1);
   };
   return { data, lines, spec: {
-    xRange: range(data.x, [-1, 1]), yRange: range(data.y, [0, -1.1 * Math.log10(floor)]),
-    xTitle: foldChange(), yTitle: "\u2212log10 q",
+    xRange: range(data.x, [-1, 1]), yRange: range(data.y, [0, scaled(top)]),
+    yTicks: wide ? [0, 1, 2, 5, 10, 20, 50, 100, 200, 300].filter(v => v <= top).map(v => [scaled(v), String(v)]) : null,
+    xTitle: foldChange(), yTitle: "\u2212log10 q" + (wide ? ", compressed" : ""),
   } };
 }
 
@@ -182,11 +207,10 @@ function drawScatter(name, build) {
   plots.push({ canvas, frame, data, base: copied(canvas) });
 }
 
-// The genes with the largest changes in each direction get a label.
+// The surest genes in each direction get a label.
 function labelled(data) {
-  const lfc = column("lfc_mean"), drawn = i => finite(data.x[i]) && finite(data.y[i]);
-  const by = kind => lfc.map((_, i) => i).filter(i => data.kind[i] === kind && drawn(i))
-    .sort((a, b) => Math.abs(lfc[b]) - Math.abs(lfc[a])).slice(0, 6);
+  const drawn = i => finite(data.x[i]) && finite(data.y[i]);
+  const by = kind => ranked(data.kind.map((_, i) => i).filter(i => data.kind[i] === kind && drawn(i))).slice(0, 6);
   return [...by(UP), ...by(DOWN)];
 }
 
@@ -358,10 +382,13 @@ function go(change) {
 }
 
 function show(redraw) {
-  const { name, level, n_called: called, n_genes: all } = contrast(), loaded = column("gene").length;
+  const { name, level, n_called: called, n_genes: all, n_untested: left } = contrast(), loaded = column("gene").length;
+  const percent = share => Number((100 * share).toPrecision(3)) + "%";
   part("contrast").value = state.contrast;
   part("now").textContent = `${name}: ${count(called)} of ${count(all)} genes called` +
-    (finite(level) ? ` at an FDR of ${Number((100 * level).toPrecision(3))}%.` : ".") +
+    (finite(level) ? ` at an FDR of ${percent(level)}` : "") +
+    (contrast().joint_fdr ? ` over all contrasts; ${percent(contrast().expected_fdr)} of this list are expected to be false.` : ".") +
+    (left ? ` ${count(left)} other genes were not tested: the search says why, not_tested.csv lists them.` : "") +
     (loaded < all ? ` This page holds the ${count(loaded)} genes with the smallest q; de.csv holds all.` : "");
   part("up").textContent = outcome(UP);
   part("down").textContent = outcome(DOWN);

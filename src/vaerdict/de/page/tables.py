@@ -19,6 +19,7 @@ def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale:
         Column("name", "contrast"),
         Column("cells", f"cells of {a} and {b}"),
         Column("samples", f"samples of {a} and {b}"),
+        Column("n_tested", "genes tested"),
         Column("n", "genes called"),
         Column("n_up", f"higher in {a}"),
         Column("n_down", f"higher in {b}"),
@@ -28,7 +29,10 @@ def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale:
     ]
     rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
     columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
-    note = f"{scale} A gene is differentially expressed if its LFC is at least {contrasts[0]['delta']:g} either way."
+    note = (
+        f"{scale} A gene is differentially expressed if its LFC is at least {contrasts[0]['delta']:g} either way. It "
+        "is called if its q-value is at most the FDR asked for and its local false sign rate is below 5 %."
+    )
     return Table("contrasts", "Genes called in each contrast", columns, rows, note)
 
 
@@ -39,6 +43,7 @@ def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
         **{key: contrast[key] for key in ("name", "expected_fdr", "share_by_model", "share_contradicted")},
         "cells": _pair(contrast, "n_cells"),
         "samples": _pair(contrast, "n_samples"),
+        "n_tested": len(genes["gene"]),
         "n": n,
         "n_up": n - down,
         "n_down": down,
@@ -58,7 +63,7 @@ def top_table(contrast: Row, genes: Genes, n: int) -> Table:
         Column("lfc_low", "low", 2, signed=True),
         Column("lfc_high", "high", 2, signed=True),
         Column("prob_de", "P(DE)", 3),
-        Column("q_value", "q", 4),
+        Column("q_value", "q", None),
     ]
     rows, (a, b) = leading(genes, n), group_names(contrast)
     caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"

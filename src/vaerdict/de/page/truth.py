@@ -180,7 +180,7 @@ def truth_table(check: TruthCheck) -> Table:
         if score is not None
     ]
     note = (
-        f"The FDR asked for was {percent(check.level)}, over all contrasts. A gene is changed if its true LFC is at "
+        f"The FDR asked for was {percent(check.level)}. A gene is changed if its true LFC is at "
         f"least {check.delta:g} either way; average precision is 1 where all changed genes are ranked first."
     )
     return Table("truth", "The answer against the truth", columns, rows, note)
