@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import (
     Bernoulli,
     Categorical,
+    Distribution,
     Independent,
     MixtureSameFamily,
     MultivariateNormal,
@@ -394,6 +395,15 @@ def test_data_that_do_not_fit_the_likelihood(likelihood, x, message):
     model.check_data(COUNTS.clamp_max(1))
     with pytest.raises(DataError, match="x"):  # and later too
         model.log_joint(x, Z)
+
+
+def test_support_is_checked_where_torch_was_told_not_to(monkeypatch):
+    """Packages turn the checks of distributions off for the whole process."""
+    monkeypatch.setattr(Distribution, "_validate_args", False)
+    model = vae(likelihood=lambda out: Poisson(out.exp()), scale=None)
+    model.check_data(COUNTS)
+    with pytest.raises(DataError, match="outside its support"):
+        model.log_joint(COUNTS - 1, Z)
 
 
 @pytest.mark.parametrize(

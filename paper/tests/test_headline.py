@@ -19,7 +19,7 @@ FILES = (
     "mnist/results.json",
     "mnist-best/results.json",
     "calibrate-pbmc3k/results.json",
-    "bench/borrow.json",
+    "bench/de-methods.json",
     "bench/psis.json",
 )
 

@@ -89,6 +89,8 @@ class Likelihood(nn.Module):
         q = self._distribution(out)
         x = data.x.expand(k, *data.x.shape).reshape(-1, *data.x.shape[1:])
         try:
+            if not getattr(q, "_validate_args", True) and not bool(q.support.check(x).all()):  # type: ignore[union-attr]
+                raise ValueError("values are outside its support.")  # which torch checks unless it was told not to
             log_p = q.log_prob(x)
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
