@@ -117,8 +117,8 @@ def _methods(results: Path) -> HeadlineRow:
     return HeadlineRow(
         "And beside other methods?",
         f"{len(null['vaerdict'])} splits of one kind of cells: a discovery in {calls['vaerdict']} (edgeR "
-        f"{calls['edger']}, Welch's t {calls['ttest']}, Wilcoxon {calls['wilcoxon']}). Planted changes found if 5% are false: 50 cells a "
-        f"side {found(planted)}, 8 v 8 donors {found(donors)}.",
+        f"{calls['edger']}, Welch's t {calls['ttest']}, Wilcoxon {calls['wilcoxon']}). Planted changes found if 5% are "
+        f"false: 50 cells a side {found(planted)}, 8 v 8 donors {found(donors)}.",
         "vaerdict bench de-methods",
     )
 
