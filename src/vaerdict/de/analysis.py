@@ -181,11 +181,13 @@ class Analysis:
         return self.scan.sums[side.name, batch, sample].take(genes)
 
     def _batches(self, a: Side, b: Side) -> list[str | None]:
-        """The batches that hold enough cells of both sides; one of all cells where none are named."""
-        if self.labels.batch is None:
-            return [None]
-        names = sorted(set(self.labels.batch[self.cells]) - {None})
-        return [name for name in names if all(self._enough(side, name) for side in (a, b))]
+        """The batches that hold enough cells of both sides."""
+        return [name for name in self._names if name is None or all(self._enough(side, name) for side in (a, b))]
+
+    @cached_property
+    def _names(self) -> Sequence[str | None]:
+        """The names of all batches; one of all cells where none are named."""
+        return [None] if self.labels.batch is None else sorted(set(self.labels.batch[self.cells]) - {None})
 
     def _enough(self, side: Side, batch: str | None, sample: str | None = None) -> bool:
         name = (side.name, batch, sample)
@@ -205,24 +207,15 @@ class Analysis:
     def _sample_design(self, contrast: Contrast) -> tuple[list[Stratum], SampleDesign]:
         """The samples compared, in each batch that holds samples of both sides, and their design."""
         units, batches, first, values = list[Stratum](), [], [], []
-        named = [
-            (
-                batch,
-                [
-                    [s for s in sorted(side.samples) if self._enough(side, batch, s)]
-                    for side in (contrast.a, contrast.b)
-                ],
-            )
-            for batch in ([None] if self.labels.batch is None else sorted(set(self.labels.batch[self.cells]) - {None}))
-        ]
-        both = [(batch, sides) for batch, sides in named if all(sides)]
-        for number, (batch, sides) in enumerate(both):
-            for side, samples in zip((contrast.a, contrast.b), sides, strict=True):
-                for sample in samples:
-                    units.append((side.name, batch, sample))
-                    batches.append(number)
-                    first.append(side is contrast.a)
-                    values.append(self.covariates.values[self.cells[self._members(side, batch, sample)]].mean(0))
+        sides = (contrast.a, contrast.b)
+        held = [[[s for s in sorted(side.samples) if self._enough(side, b, s)] for side in sides] for b in self._names]
+        both = [(batch, samples) for batch, samples in zip(self._names, held, strict=True) if all(samples)]
+        for number, (batch, samples) in enumerate(both):
+            for side, sample in ((side, s) for side, own in zip(sides, samples, strict=True) for s in own):
+                units.append((side.name, batch, sample))
+                batches.append(number)
+                first.append(side is contrast.a)
+                values.append(self.covariates.values[self.cells[self._members(side, batch, sample)]].mean(0))
         design = SampleDesign(torch.tensor(batches), torch.tensor(first), torch.from_numpy(np.array(values)))
         if not self.covariates.names:
             return units, design
@@ -274,6 +267,13 @@ class Analysis:
         values = torch.from_numpy(self.covariates.values[self.cells[cells]])
         library = torch.from_numpy(self.scan.totals[cells])
         return cells, number, *self.covariates.check(contrast.name, values, number % 2 == 0, number // 2, library)
+
+
+def _reported(blocks: Iterator[Any], n_cells: int, progress: Progress) -> Iterator[Any]:
+    """The blocks, with the number of cells read so far reported."""
+    for start, block in _starts(blocks):
+        yield block
+        progress(start + block.shape[0], n_cells, "cells read")
 
 
 def _starts(blocks: Iterator[Any]) -> Iterator[tuple[int, Any]]:
@@ -338,7 +338,8 @@ def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **ho
     if missing:
         raise DataError(f"{missing} of {len(cells)} cells have no batch_key; label them or remove them first.")
     groups = CellGroups(_strata(made, batch), len(cells))
-    scanned = data.scan(source.blocks(cells), groups, len(names))
+    blocks = _reported(source.blocks(cells), len(cells), how.get("progress", silent))
+    scanned = data.scan(blocks, groups, len(names))
     counted = scanned.totals > 0
     if not counted.all():
         warnings.append(f"{int((~counted).sum())} of {len(cells)} cells have no counts; left out.")

@@ -208,6 +208,7 @@ def _summaries(
         return [summarise_draws(effect, delta=options.delta) for effect in model.effects], shares
     summaries, shares = [], []
     for number, (contrast, genes) in enumerate(zip(cells.contrasts, choices, strict=True)):
+        cells.progress(number, len(choices), "contrasts compared")
         used = np.union1d(genes.expressed, genes.tested)
         # centre and prior are those of all expressed genes, whichever are tested
         likelihood = cells.likelihood(contrast, used)
@@ -223,6 +224,7 @@ def _summaries(
         shown = posterior if options.shrinkage else LfcPosterior(at_nodes, _WIDE_PRIOR)
         summaries.append(summarise_posterior(posterior, shown, centre, estimand, options.delta))
         shares.append({"share_by_model": by_model, "share_contradicted": contradicted, "centre": centre})
+    cells.progress(len(choices), len(choices), "contrasts compared")
     return summaries, shares
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -61,7 +62,7 @@ class _LastSiteError(Exception):
     """The program was run as far as needed."""
 
 
-class Program:
+class Program(ABC):
     """A Pyro program with the parameters it had when it was wrapped. A subclass says how particles are run."""
 
     x: Any
@@ -90,14 +91,15 @@ class Program:
             return constraints.independent(self.sites[0].support, 1)
         return constraints.cat([s.support for s in self.sites], -1, [s.size for s in self.sites])
 
+    @abstractmethod
     def rows(self, n: int) -> Any:
         """The first observations that the program was wrapped with, repeated where there are fewer than n."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch(self, x: Any) -> torch.Size:
         """The batch axes of observations."""
-        raise NotImplementedError
 
+    @abstractmethod
     def over_particles(self, x: Any, inputs: Tensor, body: Callable[..., Tensor], *, once: bool) -> Tensor:
         """The result of ``body(arguments, inputs)`` for all particles and observations.
 
@@ -105,7 +107,6 @@ class Program:
 
         Shapes: ``inputs (K, *batch, d) -> (K, *batch, *out)``.
         """
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------ densities and draws
     def log_prob(self, x: Any, z: Tensor, *, observed: bool = False) -> Tensor:
