@@ -1,0 +1,35 @@
+from vaerdict.selective.gate import Exchangeability as Exchangeability
+from vaerdict.selective.gate import GroupAuroc as GroupAuroc
+from vaerdict.selective.gate import exchangeability as exchangeability
+from vaerdict.selective.novelty import Learned as Learned
+from vaerdict.selective.novelty import NearestClass as NearestClass
+from vaerdict.selective.novelty import NearestNeighbours as NearestNeighbours
+from vaerdict.selective.novelty import Novelty as Novelty
+from vaerdict.selective.novelty import NoveltyScore as NoveltyScore
+from vaerdict.selective.novelty import conformal_p_values as conformal_p_values
+from vaerdict.selective.novelty import fewest_novel as fewest_novel
+from vaerdict.selective.novelty import find_novel as find_novel
+from vaerdict.selective.novelty import from_function as from_function
+from vaerdict.selective.novelty import q_values as q_values
+from vaerdict.selective.rejection import REJECT_SCORES as REJECT_SCORES
+from vaerdict.selective.rejection import RejectScore as RejectScore
+from vaerdict.selective.rejection import RiskCoverage as RiskCoverage
+from vaerdict.selective.rejection import Sweep as Sweep
+from vaerdict.selective.rejection import accuracy as accuracy
+from vaerdict.selective.rejection import among_known as among_known
+from vaerdict.selective.rejection import auroc as auroc
+from vaerdict.selective.rejection import average_precision as average_precision
+from vaerdict.selective.rejection import check_labels as check_labels
+from vaerdict.selective.rejection import check_share as check_share
+from vaerdict.selective.rejection import conformal_threshold as conformal_threshold
+from vaerdict.selective.rejection import coverage_threshold as coverage_threshold
+from vaerdict.selective.rejection import entropy as entropy
+from vaerdict.selective.rejection import free_class as free_class
+from vaerdict.selective.rejection import guaranteed_risk_threshold as guaranteed_risk_threshold
+from vaerdict.selective.rejection import one_minus_max as one_minus_max
+from vaerdict.selective.rejection import risk_coverage as risk_coverage
+from vaerdict.selective.rejection import risk_threshold as risk_threshold
+from vaerdict.selective.rejection import sweep as sweep
+from vaerdict.selective.rejection import wrong as wrong
+
+__all__: list[str]
