@@ -31,5 +31,6 @@ from vaerdict.selective.rejection import risk_coverage as risk_coverage
 from vaerdict.selective.rejection import risk_threshold as risk_threshold
 from vaerdict.selective.rejection import sweep as sweep
 from vaerdict.selective.rejection import wrong as wrong
+from vaerdict.selective.units import ConformalUnits as ConformalUnits
 
 __all__: list[str]

@@ -246,12 +246,20 @@ class NearestClass:
 
     def __call__(self, known: np.ndarray, classes: np.ndarray, pool: np.ndarray, /) -> np.ndarray:
         """Shapes: ``(n_known, d), (n_known,), (n_pool, d) -> (n_pool,)``."""
-        known, pool = _standardised(known, pool)
-        names, code = np.unique(classes, return_inverse=True)
-        mean = np.stack([known[code == c].mean(0) for c in range(len(names))])
-        factor = linalg.cholesky(_shrunken_covariance(known - mean[code]), lower=True)
-        white_mean, white_pool = (linalg.solve_triangular(factor, rows.T, lower=True).T for rows in (mean, pool))
-        return np.stack([np.linalg.norm(white_pool - m, axis=1) for m in white_mean]).min(0)
+        return class_distances(known, classes, pool).min(1)
+
+
+def class_distances(known: np.ndarray, classes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Distances to the means of all classes, in sorted order, as `NearestClass` measures them.
+
+    Shapes: ``(n_known, d), (n_known,), (n, d) -> (n, classes)``.
+    """
+    known, rows = _standardised(known, rows)
+    names, code = np.unique(classes, return_inverse=True)
+    mean = np.stack([known[code == c].mean(0) for c in range(len(names))])
+    factor = linalg.cholesky(_shrunken_covariance(known - mean[code]), lower=True)
+    white_mean, white_rows = (linalg.solve_triangular(factor, part.T, lower=True).T for part in (mean, rows))
+    return np.stack([np.linalg.norm(white_rows - m, axis=1) for m in white_mean], 1)
 
 
 @dataclass(frozen=True)
