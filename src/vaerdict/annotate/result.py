@@ -1,0 +1,154 @@
+"""What `annotate` returns, and the files it writes: each whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vaerdict.annotate.columns import CELLS
+from vaerdict.core import DataError, SettingError
+from vaerdict.diagnostics import Verdict
+from vaerdict.io import check_folder, manifest, replacing, write_json
+from vaerdict.optional import isolated, require
+
+if TYPE_CHECKING:
+    import pandas
+
+TABLE, PARQUET, ANNOTATED = "cells.csv", "cells.parquet", "annotated.h5ad"
+"""The table of cells, twice, and the query with its columns in obs."""
+
+MAP, PREFIX = "X_vaerdict", "vaerdict_"
+"""Where annotated.h5ad holds principal components of the cells, and how its columns of obs begin."""
+
+
+@dataclass(frozen=True, eq=False)
+class Annotation:
+    """A call for every cell of the query, with the evidence for it.
+
+    Attributes
+    ----------
+    table
+        A row for each cell, with the columns of `vaerdict.annotate.columns`.
+    results
+        Everything else, as results.json holds it.
+    features
+        Principal components of the query cells, NaN for cells without counts, ``(cells, d)``.
+    """
+
+    table: pandas.DataFrame
+    results: dict[str, Any]
+    features: np.ndarray = field(repr=False)
+    data_sha256: str = field(repr=False)
+    source: Any = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Annotation:
+        """Read what `save`, or the command `vaerdict annotate`, wrote to a folder."""
+        from vaerdict.report.records import read_run
+
+        out = Path(path)
+        results, noted = read_run(out)
+        table = read_cells(out)
+        try:
+            with isolated(0):
+                stored = require("anndata", "bio").read_h5ad(out / ANNOTATED, backed="r")
+                features = np.asarray(stored.obsm[MAP])
+                stored.file.close()
+            sha = (noted or {})["data_sha256"]
+        except (OSError, KeyError) as error:
+            raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict annotate` again.") from error
+        return cls(table, results, features, sha)
+
+    @property
+    def verdict(self) -> Verdict:
+        """OK where the false discovery rate holds for all cells, REFUSE where it does for none, else CAUTION."""
+        return Verdict[self.results["verdict"]["verdict"]]
+
+    @property
+    def messages(self) -> list[str]:
+        """What was found, and what can be relied on, in sentences."""
+        return self.results["verdict"]["messages"]
+
+    def novel(self) -> pandas.DataFrame:
+        """The cells called novel, the surest first."""
+        rows: Any = self.table[self.table["call"] == "novel"]
+        return rows.sort_values("q_novel", kind="stable")
+
+    def __str__(self) -> str:
+        return "\n".join(self.messages)
+
+    def to_obs(self, adata: Any) -> None:
+        """Add the columns to ``adata.obs``, with the prefix ``vaerdict_``, and the components to ``adata.obsm``."""
+        if list(map(str, adata.obs_names)) != self.table["cell"].tolist():
+            raise DataError("these are not the cells that were annotated: names or their order differ.")
+        for name, values in self._obs().items():
+            adata.obs[name] = values
+        adata.obsm[MAP] = self.features
+
+    def save(self, path: str | Path) -> Path:
+        """Write cells.csv, cells.parquet, annotated.h5ad, results.json and manifest.json to a folder."""
+        out = Path(path)
+        check_folder(out, "annotate")
+        out.mkdir(parents=True, exist_ok=True)
+        _write(out / TABLE, lambda file: self.table.to_csv(file, index=False))
+        _write(out / PARQUET, lambda file: self.table.to_parquet(file, index=False))
+        if self.source is not None:
+            _write(out / ANNOTATED, self._write_annotated)
+        settings, seconds = self.results["settings"], self.results["seconds"]
+        write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
+        write_json(out / "results.json", self.results)
+        return out
+
+    def report(self, path: str | Path) -> Path:
+        """Write everything to a folder with one self-contained page, and return the page."""
+        from vaerdict.annotate.page import from_run
+        from vaerdict.report import write_page
+
+        out = self.save(path)
+        return write_page(from_run(out), out)
+
+    def _obs(self) -> dict[str, Any]:
+        pandas = require("pandas", "bio")
+        texts = ("call", "label", "unit", "verdict")
+        columns = {c.name: self.table[c.name].to_numpy() for c in CELLS if c.name != "cell"}
+        return {
+            f"{PREFIX}{name}": pandas.Categorical(values) if name in texts else values
+            for name, values in columns.items()
+        }
+
+    def _write_annotated(self, file: Path) -> None:
+        """A copy of the query with further columns of obs; a file is copied without reading its counts."""
+        with isolated(0):
+            if not getattr(self.source, "isbacked", False):
+                copy = self.source.copy()
+                self.to_obs(copy)
+                copy.write_h5ad(file)
+                return
+            write_elem = require("anndata.io", "bio").write_elem
+            shutil.copyfile(self.source.filename, file)
+            obs = self.source.obs.copy()
+            for name, values in self._obs().items():
+                obs[name] = values
+            with require("h5py", "bio").File(file, "r+") as stored:
+                write_elem(stored, "obs", obs)
+                write_elem(stored.require_group("obsm"), MAP, self.features)
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    with replacing(path) as partial:
+        write(partial)
+
+
+def read_cells(path: str | Path) -> pandas.DataFrame:
+    """The table of cells of a run directory."""
+    file = Path(path) / TABLE
+    if not file.is_file():
+        raise SettingError(f"{path} holds no {TABLE}; name a folder that `vaerdict annotate` wrote.")
+    options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a type may be called NA
+    texts = dict.fromkeys(("cell", "call", "label", "unit", "verdict"), str)
+    return require("pandas", "bio").read_csv(file, dtype=texts, **options)
