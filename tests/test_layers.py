@@ -33,6 +33,7 @@ LAYERS = {
         ("report",),
         ("classify", "de"),
         ("auditing",),
+        ("annotate",),
         ("demo",),
         ("cli",),
         ("__main__", "__init__"),

@@ -1,0 +1,1 @@
+"""Cell types for a query data set from a labelled reference."""
