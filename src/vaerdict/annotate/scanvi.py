@@ -187,8 +187,9 @@ class _Answers(NamedTuple):
 
     @classmethod
     def none(cls, n: int, n_classes: int) -> _Answers:
-        table, column = torch.full((2, n, n_classes), torch.nan).double(), torch.full((2, n), torch.nan).double()
-        return cls(*table, torch.full((n,), int(Verdict.REFUSE)), *column)
+        prob, mcse = torch.full((2, n, n_classes), torch.nan).double().unbind()
+        khat, khat_encoder = torch.full((2, n), torch.nan).double().unbind()
+        return cls(prob, mcse, torch.full((n,), int(Verdict.REFUSE)), khat, khat_encoder)
 
     def put(self, rows: Tensor, new: _Answers) -> None:
         for mine, theirs in zip(self, new, strict=True):
