@@ -83,6 +83,11 @@ class ScviModel(nn.Module, ABC):
         return ScviEncoder(self) if list(self.latents()) == ["z"] else JointEncoder(self)
 
     @property
+    def adata(self) -> Any:
+        """The AnnData of the user's model."""
+        return self._source.model.adata
+
+    @property
     def columns(self) -> Mapping[str, int]:
         """The number of columns of each registered field in an observation, in order."""
         return self._source.columns

@@ -61,6 +61,11 @@ class Scanvi(Scvi):
         names = self._source.model.adata_manager.get_state_registry(LABELS).categorical_mapping
         return np.array([str(name) for name in names[: self.module.n_labels]], dtype=object)
 
+    @property
+    def labelled(self) -> np.ndarray:
+        """Whether each cell of the model's AnnData had a label in training. Shapes: ``-> (cells,)``."""
+        return np.ravel(self._source.model.adata_manager.get_from_registry(LABELS)) < self.module.n_labels
+
     def latents(self) -> Mapping[str, Any]:
         """The class, the two states, and the log library size if it is not observed."""
         library = {"l": self.library_prior} if self.latent_library else {}
@@ -77,6 +82,14 @@ class Scanvi(Scvi):
         """The encoder's normals of z1 and l, and of z2 given z1 a mixture over the classes of the classifier."""
         q = super().encode(cells)
         return {"z1": q["z"], **{name: q[name] for name in q if name != "z"}, "z2": self._encode_inner}
+
+    @torch.no_grad()
+    def classifier_probabilities(self, x: Tensor | Cells) -> Tensor:
+        """The classifier's probabilities at the encoder's mean, as ``predict(soft=True)`` of scvi-tools returns them.
+
+        Shapes: ``(*batch, sum of columns) -> (*batch, C)``.
+        """
+        return self._log_classifier(super().encode(self.cells(x))["z"].loc).exp()
 
     def class_probabilities(self, z: Latent) -> Tensor:
         """The probability of each class given the two states; its posterior mean is that given the counts.
@@ -97,12 +110,16 @@ class Scanvi(Scvi):
 
     def _encode_inner(self, latents: Mapping[str, Tensor]) -> ClassMixture:
         z1, y = latents["z1"], self._every_class(latents["z1"])
-        out = self.module.classifier(_rows(z1, z1.shape[:-1]))
-        log_weight = out.log_softmax(-1) if self.module.classifier.logits else out.log()
         with without_draws(z1):
             q, _ = self.module.encoder_z2_z1(_rows(z1, y.shape), y.reshape(-1, 1))
         loc, scale = (t.reshape(*y.shape, -1) for t in (q.loc, q.scale))
-        return ClassMixture(log_weight.mT.reshape(y.shape), loc, scale)
+        return ClassMixture(self._log_classifier(z1).movedim(-1, 0), loc, scale)
+
+    def _log_classifier(self, z1: Tensor) -> Tensor:
+        """Log q(y | z1) of every class. Shapes: ``(*lead, d) -> (*lead, C)``."""
+        out = self.module.classifier(_rows(z1, z1.shape[:-1]))
+        log_prob = out.log_softmax(-1) if self.module.classifier.logits else out.log()
+        return log_prob.reshape(*z1.shape[:-1], -1)
 
 
 class ClassMixture(NamedTuple):
