@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy import optimize, special
 
-from vaerdict.classify.agreement import calibration_error, log_score, reliability
+from vaerdict.annotate.calibration import ClassCalibration
 from vaerdict.optional import isolated, require
 
 _FOLDS = 5
@@ -32,7 +32,8 @@ class LabelProbabilities:
     types: np.ndarray
     prob: np.ndarray
     confusion: np.ndarray
-    calibration: dict[str, Any]
+    temperature: float
+    calibration: ClassCalibration
 
 
 def label_probabilities(
@@ -49,20 +50,10 @@ def label_probabilities(
         logits = _logits(_regression(strength).fit(x, y), query / scale)
     prob = torch.from_numpy(special.softmax(held_out / temperature, 1))
     label = torch.from_numpy(y)
-    bins, correct = reliability(prob, label), prob.argmax(1) == label
     confusion = np.zeros((len(names), len(names)), dtype=int)
     np.add.at(confusion, (y, prob.argmax(1).numpy()), 1)
-    calibration = {
-        "method": "logistic regression",
-        "n": len(y),
-        "temperature": temperature,
-        "accuracy": float(correct.double().mean()),
-        "log_loss": -float(log_score(prob, label).mean()),
-        "brier": float(((prob - torch.eye(len(names))[label]) ** 2).sum(1).mean()),
-        "calibration_error": calibration_error(bins),
-        "bins": [b._asdict() for b in bins],
-    }
-    return LabelProbabilities(names, special.softmax(logits / temperature, 1), confusion, calibration)
+    calibration = ClassCalibration.of(prob, label)
+    return LabelProbabilities(names, special.softmax(logits / temperature, 1), confusion, temperature, calibration)
 
 
 def _at_most(code: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from vaerdict.diagnostics import Verdict
 from vaerdict.io import check_folder
 from vaerdict.optional import require
 from vaerdict.options import accepts
+
+if TYPE_CHECKING:
+    from vaerdict.annotate.scanvi import ScanviClasses
 
 LABEL, NOVEL, UNDECIDED = "label", "novel", "undecided"
 """The calls."""
@@ -144,7 +147,7 @@ class _Run:
             "n_genes_shared": cells.n_shared,
             "n_genes": cells.n_genes,
             "types": _type_records(types, table, audited),
-            "labels": probabilities.calibration if scanvi is None else scanvi[2],
+            "labels": _label_record(probabilities, scanvi),
             "confusion": {"types": probabilities.types.tolist(), "counts": probabilities.confusion.tolist()},
             "batches": [_batch_record(name, rows, found) for name, rows, found in batches],
             "novel": records,
@@ -187,16 +190,15 @@ class _Run:
         components = principal_components(counts, totals, self.options.n_components, seed=self.options.seed)
         return components[: len(cells.reference.rows)], components[len(cells.reference.rows) :]
 
-    def _scanvi(self, model: Any, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-        """Types, probabilities ``(all cells, types)`` and calibration of a given SCANVI model."""
-        from vaerdict.annotate.scanvi import class_probabilities, record
+    def _scanvi(self, model: Any, given: np.ndarray) -> ScanviClasses:
+        """Class probabilities of all cells of the query by a given SCANVI model."""
+        from vaerdict.annotate.scanvi import class_probabilities
         from vaerdict.models.scvi.saved import load_scvi
 
         query = self.query.to_memory() if getattr(self.query, "isbacked", False) else self.query
         fitted = load_scvi(model, query) if isinstance(model, (str, Path)) else model
         known = given if self.options.calibration is not None else None
-        answer = class_probabilities(fitted, query, known, seed=self.options.seed, progress=self.progress)
-        return answer.classes, answer.prob, record(answer)
+        return class_probabilities(fitted, query, known, seed=self.options.seed, progress=self.progress)
 
     # ----------------------------------------------------------------------------------------------- judging
     def _judged(
@@ -244,7 +246,7 @@ class _Run:
         self,
         cells: data.Pair,
         probabilities: LabelProbabilities,
-        scanvi: tuple[np.ndarray, np.ndarray, dict[str, Any]] | None,
+        scanvi: ScanviClasses | None,
         batches: list[tuple[str | None, np.ndarray, Novelty]],
         units: np.ndarray,
         given: np.ndarray,
@@ -253,7 +255,7 @@ class _Run:
         n, rows = self.query.n_obs, cells.query.rows
         types, prob = probabilities.types, probabilities.prob
         if scanvi is not None:
-            types, prob = scanvi[0], scanvi[1][rows]
+            types, prob = scanvi.classes, scanvi.prob[rows]
         label, best = types[prob.argmax(1)].astype(object), prob.max(1)
         known = np.array([t is not None for t in given])
         label[known], best[known] = given[known], 1.0
@@ -331,6 +333,20 @@ def _batch_record(name: str | None, rows: np.ndarray, found: Novelty) -> dict[st
             for g in gate.groups
         ],
     }
+
+
+def _label_record(probabilities: LabelProbabilities, scanvi: ScanviClasses | None) -> dict[str, Any]:
+    """How good the probabilities of types are on cells that were left out, by every method there is."""
+    record: dict[str, Any] = {
+        "method": "logistic regression",
+        "message": "",
+        "calibration": {"logistic regression": probabilities.calibration.record()},
+    }
+    if scanvi is None:
+        return record
+    record["method"], record["message"] = f"SCANVI, {scanvi.chosen}", scanvi.message
+    record["calibration"] |= {f"SCANVI, {name}": each.record() for name, each in scanvi.calibration.items()}
+    return record
 
 
 def _type_records(types: np.ndarray, table: Any, audited: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vaerdict.annotate.calibration import ClassCalibration
 from vaerdict.auditing.observed import Observed, space_of
 from vaerdict.auditing.quantities import Quantity
 from vaerdict.auditing.refined import STEP, refined, weigh
-from vaerdict.classify.agreement import Bin, calibration_error, log_score, reliability
 from vaerdict.core import Progress, SettingError, ShapeError, check_count, silent
 from vaerdict.diagnostics import Verdict
 from vaerdict.engines import Engine, Threads, ordered_results, started
@@ -28,7 +28,6 @@ from vaerdict.inference.target import Space
 from vaerdict.models.scvi.door import from_scvi
 from vaerdict.models.scvi.scanvi import Scanvi
 from vaerdict.noise import KeyedNoise, row_keys
-from vaerdict.selective import accuracy
 
 CLASSIFIER, CORRECTED = "classifier", "corrected"
 """The two estimates of class probabilities."""
@@ -37,22 +36,6 @@ _MORE = 4  # times as many draws for cells that were not answered
 _READ, _REFINED = 1024, 64  # cells whose counts are dense, and cells that are refined, at a time
 _LEAST_LABELS = 20  # held-out labels with which estimates can be compared
 _LEAST_RELIABLE = 0.9  # share of cells that need a reliable answer
-_LEAST_PROBABILITY = 1e-12  # in log scores, so that one cell cannot make a mean infinite
-
-
-class ClassCalibration(NamedTuple):
-    """Class probabilities of ``n`` cells compared with their labels.
-
-    ``brier`` is the mean over cells of the squared distance between the probabilities and the one-hot label,
-    ``log_loss`` minus the mean log-probability of the label, ``bins`` the reliability curve of the most probable class.
-    """
-
-    n: int
-    accuracy: float
-    brier: float
-    log_loss: float
-    calibration_error: float
-    bins: tuple[Bin, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +141,7 @@ def class_probabilities(
     if len(compared) >= _LEAST_LABELS:
         estimates = {CLASSIFIER: classifier, CORRECTED: answers.corrected}
         truth = torch.from_numpy(label[compared])
-        calibration = {name: _calibration(prob[compared], truth) for name, prob in estimates.items()}
+        calibration = {name: ClassCalibration.of(prob[compared], truth) for name, prob in estimates.items()}
     chosen, message = _choice(answers, audited, calibration, len(compared))
     mask = np.zeros(len(label), dtype=bool)
     mask[audited] = True
@@ -274,21 +257,6 @@ def _audited(label: np.ndarray, n_audited: int, seed: int) -> np.ndarray:
     """The cells to audit, in order: those with held-out labels first, and others at random."""
     order = np.random.default_rng(seed).permutation(len(label))
     return np.sort(order[np.argsort(label[order] < 0, kind="stable")][:n_audited])
-
-
-def _calibration(prob: Tensor, label: Tensor) -> ClassCalibration:
-    prob = prob.clamp_min(_LEAST_PROBABILITY)
-    prob = prob / prob.sum(-1, keepdim=True)
-    one_hot = torch.nn.functional.one_hot(label, prob.shape[-1])
-    bins = reliability(prob, label)
-    return ClassCalibration(
-        n=len(label),
-        accuracy=accuracy(prob, label),
-        brier=float((prob - one_hot).square().sum(-1).mean()),
-        log_loss=-float(log_score(prob, label).mean()),
-        calibration_error=calibration_error(bins),
-        bins=bins,
-    )
 
 
 def _choice(
