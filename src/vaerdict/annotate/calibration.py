@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,6 @@ class ClassCalibration(NamedTuple):
             bins=bins,
         )
 
-    def record(self) -> dict[str, object]:
+    def record(self) -> dict[str, Any]:
         """As results.json holds it."""
         return self._asdict() | {"bins": [b._asdict() for b in self.bins]}

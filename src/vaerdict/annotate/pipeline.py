@@ -122,21 +122,21 @@ class _Run:
             labelled = np.flatnonzero([t is not None for t in types])
             genes = data.shared_genes(self.reference, self.query, options.gene_symbols)
             cells = data.read(self.reference, self.query, labelled, genes, options, self.progress)
-        types, given = types[cells.reference.rows].astype(str), given[cells.query.rows]
+        types, known = types[cells.reference.rows].astype(str), given[cells.query.rows]
         with self._timed("components"):
             features, query = self._features(cells)
         with self._timed("labels"):
             probabilities = label_probabilities(features, types, query, seed=options.seed)
             scanvi = None if model is None else self._scanvi(model, given)
         with self._timed("novelty"):
-            batches, unit_names = self._judged(features, types, query, given, cells)
+            batches, unit_names = self._judged(features, types, query, known, cells)
         with self._timed("audit"):
             audited = (
                 audit_types(features, types, fdr=options.fdr, seed=options.seed, progress=self.progress)
                 if options.audit
                 else []
             )
-        table = self._table(cells, probabilities, scanvi, batches, unit_names, given)
+        table = self._table(cells, probabilities, scanvi, batches, unit_names, known)
         with self._timed("groups"):
             records, ranking = self._groups(cells, features, types, query, batches, unit_names)
         results = {
@@ -197,7 +197,7 @@ class _Run:
 
         query = self.query.to_memory() if getattr(self.query, "isbacked", False) else self.query
         fitted = load_scvi(model, query) if isinstance(model, (str, Path)) else model
-        known = given if self.options.calibration is not None else None
+        known = given.tolist() if self.options.calibration is not None else None
         return class_probabilities(fitted, query, known, seed=self.options.seed, progress=self.progress)
 
     # ----------------------------------------------------------------------------------------------- judging
