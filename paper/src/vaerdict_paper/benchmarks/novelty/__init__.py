@@ -24,7 +24,6 @@ from vaerdict.tasks import Skipped, Task, run_tasks
 from vaerdict_paper.benchmarks.novelty.tables import (
     CANCER,
     DESIGNS,
-    DIGITS,
     MNIST,
     WINE,
     Answer,

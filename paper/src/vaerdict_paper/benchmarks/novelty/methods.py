@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from sklearn.base import ClassifierMixin
 from sklearn.ensemble import IsolationForest, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
@@ -55,7 +55,7 @@ class AgainstUnlabelled:
     """A classifier of known rows against unlabelled training rows (positive-unlabelled learning)."""
 
     unlabelled: np.ndarray
-    classifier: ClassifierMixin
+    classifier: Any
 
     def __call__(self, known: np.ndarray, classes: np.ndarray, pool: np.ndarray, /) -> np.ndarray:
         """Shapes: ``(n_known, d), (n_known,), (n_pool, d) -> (n_pool,)``."""
