@@ -33,6 +33,7 @@ from vaerdict.core import DataError, SettingError, check_count
 from vaerdict.selective.novelty import Novelty, check_rows, fewest_novel
 
 _CHUNK = 2**24  # distances held at a time
+_COLUMNS = 64  # sources solved for at a time, which fit into the cache
 _ACCURACY = 1e-8  # of reach, relative to its largest value
 _TOLERANCE = 1e-9  # relative rounding error of e-values
 
@@ -199,23 +200,30 @@ class Walk:
     def reach(self, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
         r"""Solve :math:`f = (1 - \rho) P f + \rho s` for the sources s of `rows`, zero elsewhere.
 
-        The Chebyshev iteration for the symmetric matrix :math:`I - (1 - \rho) D^{-1/2} W D^{-1/2}`, whose eigenvalues
-        lie in :math:`[\rho, 2 - \rho]`. Shapes: ``(k, ...), (k,) -> (n, ...)``.
+        Shapes: ``(k,), (k,) -> (n,)``, or ``(k, columns), (k,) -> (n, columns)``.
         """
         root = np.sqrt(self.degree)
         scaled = sparse.diags(1 / root) @ self.weight @ sparse.diags(1 / root)
-        shape = (-1,) + (1,) * (source.ndim - 1)
-        residual = np.zeros((len(root), *source.shape[1:]))
-        residual[rows] = self.restart * root[rows].reshape(shape) * source
+        columns = np.atleast_2d(source.T).T
+        reach = np.empty((len(root), columns.shape[1]))
+        for start in range(0, columns.shape[1], _COLUMNS):
+            block = slice(start, start + _COLUMNS)
+            right = np.zeros((len(root), columns[:, block].shape[1]))
+            right[rows] = self.restart * root[rows, None] * columns[:, block]
+            reach[:, block] = self._solve(scaled, right) / root[:, None]
+        return reach.reshape(len(root), *source.shape[1:])
+
+    def _solve(self, scaled: sparse.csr_matrix, residual: np.ndarray) -> np.ndarray:
+        r"""Chebyshev iteration for :math:`I - (1 - \rho) D^{-1/2} W D^{-1/2}`, with eigenvalues in [rho, 2 - rho]."""
         solution, step = np.zeros_like(residual), np.zeros_like(residual)
         half_width, alpha, beta = 1 - self.restart, 1.0, 0.0
         for i in range(self._n_steps()):
             step = residual + beta * step
             solution += alpha * step
-            residual -= alpha * (step - (1 - self.restart) * (scaled @ step))
+            residual -= alpha * (step - half_width * (scaled @ step))
             beta = (half_width * alpha) ** 2 / (2 if i == 0 else 4)
             alpha = 1 / (1 - beta / alpha)
-        return solution / root.reshape(shape)
+        return solution
 
     def _n_steps(self) -> int:
         root = math.sqrt(self.restart / (2 - self.restart))  # of the ratio of the extreme eigenvalues
