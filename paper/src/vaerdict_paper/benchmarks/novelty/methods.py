@@ -13,6 +13,7 @@ from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 from vaerdict.selective import (
+    ConformalUnits,
     Diffusion,
     Learned,
     NearestClass,
@@ -120,6 +121,7 @@ OURS: dict[str, Method] = {
     "diffusion, no unlabelled rows": lambda given: _by_fdr(
         find_novel_by_diffusion(given.labelled, given.query, diffusion=Diffusion(standardise=False), fdr=FDR)
     ),
+    "conformal units": lambda given: halves(given, ConformalUnits(seed=given.seed)),
     "nearest neighbours": lambda given: halves(given, NearestNeighbours()),
     "nearest class": lambda given: halves(given, NearestClass()),
     "forest v unlabelled": _forest_against_unlabelled,
