@@ -91,7 +91,7 @@ def class_probabilities(
     adata: Any = None,
     labels: Sequence[Any] | np.ndarray | str | None = None,
     *,
-    n_audited: int = 500,
+    n_audited: int = 300,
     n: int = 600,
     seed: int = 0,
     engine: Engine | None = None,
