@@ -39,15 +39,19 @@ def group_cells(features: np.ndarray, unit: np.ndarray, centers: np.ndarray) -> 
     return rank[code]
 
 
-def group_records(group: np.ndarray, predicted: np.ndarray, q: np.ndarray) -> list[dict[str, Any]]:
-    """Size and nearest types of every group of novel cells; group 0 are the other cells. Shapes: ``(cells,)`` each."""
+def group_records(group: np.ndarray, predicted: np.ndarray, p: np.ndarray, q: np.ndarray) -> list[dict[str, Any]]:
+    """Size, nearest types, largest p and q of every group of novel cells; group 0 are the other cells.
+
+    Shapes: ``(cells,)`` each.
+    """
     records = []
     for number in range(1, int(group.max(initial=0)) + 1):
         rows = group == number
         names, count = np.unique(predicted[rows].astype(str), return_counts=True)
         most = np.argsort(-count, kind="stable")[:3]
         nearest = [{"type": str(names[i]), "share": float(count[i] / rows.sum())} for i in most]
-        records.append({"group": number, "n_cells": int(rows.sum()), "nearest": nearest, "q_max": float(q[rows].max())})
+        largest = {"p_max": float(p[rows].max()), "q_max": float(q[rows].max())}
+        records.append({"group": number, "n_cells": int(rows.sum()), "nearest": nearest, **largest})
     return records
 
 

@@ -42,9 +42,12 @@ class AnnotateOptions:
     audit: bool = option(
         True,
         "Leave out every type of the reference in turn, and report whether it would have been found.",
+        flag="--audit/--no-audit",
         panel=METHOD,
     )
-    markers: bool = option(True, "Find the marker genes of novel groups by `vaerdict de`.", panel=METHOD)
+    markers: bool = option(
+        True, "Find the marker genes of novel groups by `vaerdict de`.", flag="--markers/--no-markers", panel=METHOD
+    )
     seed: int = option(0, "Seed of everything random; the same seed gives the same answer.", minimum=0)
 
     def __post_init__(self) -> None:
