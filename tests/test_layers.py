@@ -33,7 +33,7 @@ LAYERS = {
         ("report",),
         ("classify", "de"),
         ("auditing",),
-        ("annotate",),
+        ("annotation",),
         ("demo",),
         ("cli",),
         ("__main__", "__init__"),

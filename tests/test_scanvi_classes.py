@@ -20,7 +20,7 @@ from vaerdict.optional import isolated
 scvi = pytest.importorskip("scvi", reason="scvi-tools is not installed (extra `scvi`)")
 anndata = pytest.importorskip("anndata")
 
-from vaerdict.annotate.scanvi import CLASSIFIER, CORRECTED, class_probabilities  # noqa: E402
+from vaerdict.annotation.scanvi import CLASSIFIER, CORRECTED, class_probabilities  # noqa: E402
 
 N, GENES = 120, 8
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False, "early_stopping": False}
@@ -155,7 +155,7 @@ def test_refused_where_weights_are_not_reliable(monkeypatch):
     def unrefined(observed, n, *, generator):
         return Refined(weigh(observed, observed.encoder, n, generator=generator), None, None, torch.zeros(n).long())
 
-    monkeypatch.setattr("vaerdict.annotate.scanvi.refined", unrefined)
+    monkeypatch.setattr("vaerdict.annotation.scanvi.refined", unrefined)
     answer = class_probabilities(model, labels="truth", n=240, n_audited=60)
     assert np.nanmedian(answer.khat) > 0.7
     assert answer.chosen == CLASSIFIER

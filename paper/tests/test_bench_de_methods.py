@@ -43,9 +43,9 @@ def folder(tmp_path, monkeypatch, rng):
         made = anndata.AnnData(counts, obs=pd.DataFrame(columns, index=[f"c{i}" for i in range(200)]))
         made.write_h5ad(tmp_path / "scrna" / f"{name}.h5ad")
     monkeypatch.setenv("VAERDICT_DATA", str(tmp_path))
-    cells._read.cache_clear()
+    cells.read_cells.cache_clear()
     yield tmp_path
-    cells._read.cache_clear()
+    cells.read_cells.cache_clear()
 
 
 def test_sides_have_the_sizes_of_their_design(folder, rng):
@@ -137,7 +137,7 @@ def test_deseq2_tests_cells_in_few_splits_only(folder):
 
 def test_missing_data_are_skipped(tmp_path, monkeypatch):
     monkeypatch.setenv("VAERDICT_DATA", str(tmp_path / "nothing"))
-    cells._read.cache_clear()
+    cells.read_cells.cache_clear()
     with pytest.raises(de_methods.Skipped, match="does not exist; download it"):
         de_methods.work({"stage": "null", "data": "PBMC 3k, B", "design": "20", "seed": 0})
 

@@ -6,8 +6,8 @@ from vaerdict import models as models
 from vaerdict import objectives as objectives
 from vaerdict import samplers as samplers
 from vaerdict import selective as selective
-from vaerdict.annotate import Annotation as Annotation
-from vaerdict.annotate import annotate as annotate
+from vaerdict.annotation import Annotation as Annotation
+from vaerdict.annotation import annotate as annotate
 from vaerdict.auditing import Audit as Audit
 from vaerdict.auditing import Quantity as Quantity
 from vaerdict.auditing import audit as audit

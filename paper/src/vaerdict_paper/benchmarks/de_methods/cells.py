@@ -51,14 +51,15 @@ class Split(NamedTuple):
 def cells_of(kind: str) -> tuple[Any, np.ndarray]:
     """Counts ``(cells, genes)`` of a kind of `KINDS`, and the stratum of each cell ``(cells,)``."""
     name, labels, balance = KINDS[kind]
-    adata = _read(name)
+    adata = read_cells(name)
     chosen = np.all([adata.obs[key].astype(str) == value for key, value in labels.items()], axis=0)
     strata = np.full(adata.n_obs, "all") if balance is None else adata.obs[balance].astype(str).to_numpy()
     return sparse.csr_matrix(adata.X[chosen]), strata[chosen]
 
 
 @lru_cache(maxsize=1)
-def _read(name: str) -> Any:
+def read_cells(name: str) -> Any:
+    """The AnnData of a file of cells."""
     with isolated(0):
         return require("anndata", "bio").read_h5ad(find_data(f"scrna/{name}.h5ad", source=_SOURCES[name]))
 
@@ -83,7 +84,7 @@ def fits(kind: str, design: str) -> bool:
 
 def split_glioblastoma(design: str, seed: int) -> Split | None:
     """The control samples in halves, or the conditions exchanged in two of the five patients; None beyond the last."""
-    adata = _read(GLIOBLASTOMA)
+    adata = read_cells(GLIOBLASTOMA)
     control = (adata.obs["condition"] == "ctrl").to_numpy()
     patients = adata.obs["patient_id"].astype(str).to_numpy()  # each with one sample of either condition
     names = sorted(set(patients))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vaerdict.annotate.calibration import ClassCalibration
+from vaerdict.annotation.calibration import ClassCalibration
 from vaerdict.auditing.observed import Observed, space_of
 from vaerdict.auditing.quantities import Quantity
 from vaerdict.auditing.refined import STEP, refined, weigh

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy import optimize, special
 
-from vaerdict.annotate.calibration import ClassCalibration
+from vaerdict.annotation.calibration import ClassCalibration
 from vaerdict.optional import isolated, require
 
 _FOLDS = 5

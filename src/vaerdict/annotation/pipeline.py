@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vaerdict.annotate import data, groups
-from vaerdict.annotate.features import principal_components
-from vaerdict.annotate.labels import LabelProbabilities, label_probabilities
-from vaerdict.annotate.novelty import Novelty, audit_types, find_novel_cells
-from vaerdict.annotate.options import AnnotateOptions
-from vaerdict.annotate.result import Annotation
-from vaerdict.annotate.verdict import verdict
+from vaerdict.annotation import data, groups
+from vaerdict.annotation.features import principal_components
+from vaerdict.annotation.labels import LabelProbabilities, label_probabilities
+from vaerdict.annotation.novelty import Novelty, audit_types, find_novel_cells
+from vaerdict.annotation.options import AnnotateOptions
+from vaerdict.annotation.result import Annotation
+from vaerdict.annotation.verdict import verdict
 from vaerdict.core import DataError, Progress, silent
 from vaerdict.de.data import column
 from vaerdict.diagnostics import Verdict
@@ -26,7 +26,7 @@ from vaerdict.optional import require
 from vaerdict.options import accepts
 
 if TYPE_CHECKING:
-    from vaerdict.annotate.scanvi import ScanviClasses
+    from vaerdict.annotation.scanvi import ScanviClasses
 
 LABEL, NOVEL, UNDECIDED = "label", "novel", "undecided"
 """The calls."""
@@ -192,7 +192,7 @@ class _Run:
 
     def _scanvi(self, model: Any, given: np.ndarray) -> ScanviClasses:
         """Class probabilities of all cells of the query by a given SCANVI model."""
-        from vaerdict.annotate.scanvi import class_probabilities
+        from vaerdict.annotation.scanvi import class_probabilities
         from vaerdict.models.scvi.saved import load_scvi
 
         query = self.query.to_memory() if getattr(self.query, "isbacked", False) else self.query

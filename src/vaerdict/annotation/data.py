@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from vaerdict.annotate.options import AnnotateOptions
+from vaerdict.annotation.options import AnnotateOptions
 from vaerdict.core import DataError, Progress, SettingError, VaerdictError
 from vaerdict.de import data
 from vaerdict.de.variable_genes import GeneSums, most_variable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vaerdict.annotate.columns import CELLS
+from vaerdict.annotation.columns import CELLS
 from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
 from vaerdict.io import check_folder, manifest, replacing, write_json
@@ -33,7 +33,7 @@ class Annotation:
     Attributes
     ----------
     table
-        A row for each cell, with the columns of `vaerdict.annotate.columns`.
+        A row for each cell, with the columns of `vaerdict.annotation.columns`.
     results
         Everything else, as results.json holds it.
     features
@@ -106,7 +106,7 @@ class Annotation:
 
     def report(self, path: str | Path) -> Path:
         """Write everything to a folder with one self-contained page, and return the page."""
-        from vaerdict.annotate.page import from_run
+        from vaerdict.annotation.page import from_run
         from vaerdict.report import write_page
 
         out = self.save(path)
