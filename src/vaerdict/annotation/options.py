@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vaerdict.core import SettingError
 from vaerdict.options import normalise, option
 
 DATA, METHOD = "Data", "Method"
@@ -51,6 +50,8 @@ class AnnotateOptions:
     seed: int = option(0, "Seed of everything random; the same seed gives the same answer.", minimum=0)
 
     def __post_init__(self) -> None:
+        from vaerdict.core import SettingError
+
         normalise(self)
         for name in ("fdr", "max_error", "level"):
             if not 0 < getattr(self, name) < 1:

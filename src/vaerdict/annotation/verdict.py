@@ -51,20 +51,29 @@ def batch_message(batch: Record, settings: Record) -> str:
             f"{batch['fewest']:,} novel ones would be needed. More calibration cells make it possible."
         )
     return (
-        f"{place}{batch['n_novel']:,} cells are novel, of which an expected {settings['fdr']:.0%} at most are false: "
+        f"{place}{counted(batch['n_novel'])} called novel at a false discovery rate of {settings['fdr']:.0%}: "
         f"{comparison(batch, calibrating)}. Fewer than {batch['fewest']:,} novel cells could not have been called."
     )
+
+
+def counted(n: int) -> str:
+    """Number of cells as the subject of a sentence."""
+    return "No cell is" if n == 0 else "1 cell is" if n == 1 else f"{n:,} cells are"
 
 
 def comparison(batch: Record, calibrating: str) -> str:
     """What the test of exchangeability found, and in which types the difference is largest."""
     tested = sorted((t for t in batch["types"] if _is_number(t["auroc"])), key=lambda t: -t["auroc"])
     if not tested:
-        return f"no type has {MIN_ROWS} cells among both the {calibrating} and the query, so that they cannot be compared"
+        return (
+            f"no type has {MIN_ROWS} cells among both the {calibrating} and the query, so that they cannot be compared"
+        )
     largest = ", ".join(f"{t['type']} {t['auroc']:.2f}" for t in tested[:_SHOWN])
     numbers = f"median AUROC {batch['median_auroc']:.2f} over {len(tested)} types, p = {batch['p_value']:.2g}"
     if batch["promised"]:
-        return f"{batch['n_calibration']:,} {calibrating} do not differ noticeably from the query within types ({numbers})"
+        return (
+            f"{batch['n_calibration']:,} {calibrating} do not differ noticeably from the query within types ({numbers})"
+        )
     return f"{calibrating} and query differ within types ({numbers}; largest: {largest})"
 
 

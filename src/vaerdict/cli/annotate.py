@@ -81,6 +81,6 @@ def _group(record: dict[str, Any]) -> str:
     genes = ", ".join(f"{m['gene']} {m['lfc']:+.1f}" for m in record.get("markers", [])[:_MARKERS])
     markers = f"; higher than in other cells (LFC): {genes}" if genes else ""
     return (
-        f"Novel group {record['group']}: {record['n_cells']:,} cells, q at most {record['q_max']:.2g}; "
+        f"Novel group {record['group']}: {record['n_cells']:,} cell{'s' * (record['n_cells'] > 1)}, q at most {record['q_max']:.2g}; "
         f"nearest to {nearest}{markers}"
     )

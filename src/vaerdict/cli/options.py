@@ -63,8 +63,9 @@ def option_names(message: str, *kinds: type, **flags: str) -> str:
     """
     for kind in kinds:
         flags |= {option.name: option.flag.split("/")[0] for option in options_of(kind)}
-    for name, flag in flags.items():  # a name without an underscore may be a word
-        message = re.sub(rf"(?<![\w-]){name}{r'\b' if '_' in name else '(?==)'}", flag, message)
+    for name, flag in flags.items():
+        end = r"\b" if "_" in name else "(?==)"  # without an underscore it may be a word
+        message = re.sub(rf"(?<![\w-]){name}{end}", flag, message)
     return message
 
 
