@@ -85,31 +85,32 @@ class CellMap:
         ]
 
     def _draw_calls(self) -> Figure:
-        figure, axes = _map_axes()
+        figure, axes = _map_axes(1)
         for call, colour, size in (("label", _PALE, 6), ("undecided", OKABE_ITO[1], 9), ("novel", _RED, 9)):
             rows = (self.cells["call"] == call).to_numpy()
             if rows.any():
                 _scatter(axes, self.place[rows], f"{call} ({rows.sum():,})", colour, "o", size)
-        axes.legend(ncols=3, **_BELOW)
+        axes.legend(ncols=3, markerscale=1.6, **_BELOW)
         return figure
 
     def _draw_labels(self) -> Figure:
-        figure, axes = _map_axes()
         labelled = (self.cells["call"] == "label").to_numpy()
-        _scatter(axes, self.place[~labelled], None, _PALE, "o", 5)
         names, count = np.unique(self.cells["label"][labelled].to_numpy(dtype=str), return_counts=True)
         shown = names[np.argsort(-count, kind="stable")][:MOST_TYPES]
+        figure, axes = _map_axes(len(shown) / 2)
+        _scatter(axes, self.place[~labelled], None, _PALE, "o", 5)
         for index, name in enumerate(shown):
             rows = labelled & (self.cells["label"] == name).to_numpy()
             marker = MARKERS[index // len(OKABE_ITO) % len(MARKERS)]
             _scatter(axes, self.place[rows], label(name, 24), OKABE_ITO[index % len(OKABE_ITO)], marker, 8)
         if len(shown):
-            axes.legend(ncols=2 if len(shown) > 3 else 3, markerscale=1.6, **_BELOW)
+            axes.legend(ncols=2, markerscale=1.6, **_BELOW)
         return figure
 
 
-def _map_axes() -> tuple[Figure, Axes]:
-    figure, axes = blank(height=4.6)
+def _map_axes(legend_rows: float) -> tuple[Figure, Axes]:
+    """Axes without ticks, above a legend of so many rows."""
+    figure, axes = blank(height=4.0 + 0.18 * legend_rows)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return figure, axes
@@ -130,7 +131,7 @@ def gate_picture(batch: Row, name: str) -> Picture | None:
     return Picture(
         name,
         "How well query cells can be told from calibration cells of the same predicted type: 0.5 is not at all, 1 is "
-        f"always. The vertical line is the median.{place}",
+        f"always. The line is the median; numbers of calibration and query cells are in brackets.{place}",
         "AUROC by type: " + ", ".join(f"{t['type']} {t['auroc']:.2f}" for t in rows) + ".",
         lambda: _draw_gate(rows, batch),
     )
@@ -145,7 +146,7 @@ def _draw_gate(rows: Sequence[Row], batch: Row) -> Figure:
     names = [f"{label(t['type'], 24)} ({t['n_reference']:,}, {t['n_query']:,})" for t in rows]
     axes.set_yticks(list(heights), names)
     low = min(0.4, *(t["auroc"] - 0.03 for t in rows), 0.4)
-    axes.set(xlim=(low, 1.03), ylim=(-0.6, len(rows) - 0.4), xlabel="AUROC (calibration, query cells in brackets)")
+    axes.set(xlim=(low, 1.03), ylim=(-0.6, len(rows) - 0.4), xlabel="AUROC")
     return figure
 
 

@@ -15,8 +15,10 @@ GROUP = "vaerdict_novel_group"
 """The column of obs by which groups of novel cells are compared with all other cells."""
 
 N_MARKERS = 15
+FEWEST = 3
+"""Least number of cells of a group whose markers are sought, as `vaerdict de` needs."""
+
 _N_RANKED = 20
-_FEWEST = 3  # cells of a group whose markers are sought, as `vaerdict de` needs
 
 
 def group_cells(features: np.ndarray, unit: np.ndarray, centers: np.ndarray) -> np.ndarray:
@@ -62,7 +64,7 @@ def add_markers(
 
     Shapes: ``group (all cells of the query,)``, None for cells that were not read.
     """
-    names = {record["group"]: f"novel {record['group']}" for record in records if record["n_cells"] >= _FEWEST}
+    names = {record["group"]: f"novel {record['group']}" for record in records if record["n_cells"] >= FEWEST}
     for record in records:
         record["markers"] = []
     if not names:

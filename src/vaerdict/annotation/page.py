@@ -14,6 +14,7 @@ from vaerdict.annotation.figures import (
     gate_picture,
     reliability_picture,
 )
+from vaerdict.annotation.groups import FEWEST
 from vaerdict.annotation.result import ANNOTATED, read_cells, read_features
 from vaerdict.annotation.verdict import CLEAR, batch_message
 from vaerdict.auditing.verdict import percent
@@ -123,17 +124,18 @@ def findings(results: Row) -> list[Finding]:
 
 
 def _rate_finding(word: str, batches: Sequence[Row], settings: Row) -> Finding:
-    n_novel, promised = sum(b["n_novel"] for b in batches), [b for b in batches if b["promised"]]
-    if promised:
-        text = (
-            f"Novel cells: {n_novel:,} are called; the expected share of false calls is at most "
-            f"{settings['fdr']:.0%} if known cells of reference and query are exchangeable."
+    """Whether the rate is stated. What was found in a single batch is in the summary."""
+    lines = [batch_message(b, settings) for b in batches[:_GATES]] if len(batches) > 1 else []
+    if any(b["promised"] for b in batches):
+        text = f"Novel cells: an expected {settings['fdr']:.0%} at most of the calls are false."
+        lines.append(
+            "This holds if known cells of reference and query are exchangeable, on average over repetitions: a single "
+            "list may have more false calls."
         )
     else:
-        text = "Novel cells: none is called, because no rate can be stated."
-    lines = [batch_message(b, settings) for b in batches[:_GATES]]
-    promise = "The rate is a mean over repetitions, not a bound for every list."
-    return Finding(text, word.lower(), _TONES[word], [*lines, *([promise] if promised else [])])
+        text = "Novel cells: none is called, because no false discovery rate can be stated."
+        lines.append("Clusters are ranked by how little the reference explains them, without a rate.")
+    return Finding(text, word.lower(), _TONES[word], lines)
 
 
 def _label_finding(results: Row) -> Finding:
@@ -215,8 +217,7 @@ def _novel(novel: Sequence[Row], batches: Sequence[Row]) -> list[Block]:
         {
             **group,
             "nearest": ", ".join(f"{n['type']} {n['share']:.0%}" for n in group["nearest"]),
-            "markers": ", ".join(f"{m['gene']} {m['lfc']:+.1f}" for m in group.get("markers", [])[:8])
-            or "none is higher",
+            "markers": _markers(group),
         }
         for group in novel
     ]
@@ -227,6 +228,12 @@ def _novel(novel: Sequence[Row], batches: Sequence[Row]) -> list[Block]:
     )
     groups = Table("novel", "Groups of novel cells", columns, rows, note)
     return [groups, *(_markers_table(group) for group in novel if group.get("markers"))]
+
+
+def _markers(group: Row) -> str:
+    if group["n_cells"] < FEWEST or "markers" not in group:
+        return "too few cells" if group["n_cells"] < FEWEST else "not sought"
+    return ", ".join(f"{m['gene']} {m['lfc']:+.1f}" for m in group["markers"][:8]) or "none found"
 
 
 def _markers_table(group: Row) -> Table:
@@ -323,7 +330,7 @@ def _audit(types: Sequence[Row], fdr: float, batches: Sequence[Row]) -> Iterable
         "of another type if it were new in the query. Of the query itself, the fewest cells that could have been "
         f"called novel are {fewest}.",
         picture,
-        Table("audit", "Each type left out of the reference", columns, rows),
+        Table("audit", "Each type left out of the reference", columns, rows, detail=True),
     ]
 
 

@@ -40,7 +40,11 @@ def batch_message(batch: Record, settings: Record) -> str:
     place = "" if batch["batch"] is None else f"Batch {batch['batch']}: "
     calibrating = "query cells of known type" if settings["calibration"] else "reference cells"
     if not batch["promised"]:
-        remedy = "" if settings["calibration"] else " With query cells of known type (calibration=COLUMN) it may be."
+        remedy = (
+            ""
+            if settings["calibration"]
+            else " With query cells of known type (calibration=COLUMN) a rate may be stated."
+        )
         return (
             f"{place}No rate is stated for novel cells, and none is called: {comparison(batch, calibrating)}. Labels "
             f"are given with caution, because their probabilities were calibrated on the reference.{remedy}"
@@ -71,9 +75,7 @@ def comparison(batch: Record, calibrating: str) -> str:
     largest = ", ".join(f"{t['type']} {t['auroc']:.2f}" for t in tested[:_SHOWN])
     numbers = f"median AUROC {batch['median_auroc']:.2f} over {len(tested)} types, p = {batch['p_value']:.2g}"
     if batch["promised"]:
-        return (
-            f"{batch['n_calibration']:,} {calibrating} do not differ noticeably from the query within types ({numbers})"
-        )
+        return f"{batch['n_calibration']:,} {calibrating} look like the query within types ({numbers})"
     return f"{calibrating} and query differ within types ({numbers}; largest: {largest})"
 
 

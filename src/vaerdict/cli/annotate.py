@@ -80,7 +80,5 @@ def _group(record: dict[str, Any]) -> str:
     nearest = ", ".join(f"{n['type']} ({n['share']:.0%})" for n in record["nearest"])
     genes = ", ".join(f"{m['gene']} {m['lfc']:+.1f}" for m in record.get("markers", [])[:_MARKERS])
     markers = f"; higher than in other cells (LFC): {genes}" if genes else ""
-    return (
-        f"Novel group {record['group']}: {record['n_cells']:,} cell{'s' * (record['n_cells'] > 1)}, q at most {record['q_max']:.2g}; "
-        f"nearest to {nearest}{markers}"
-    )
+    cells = "1 cell" if record["n_cells"] == 1 else f"{record['n_cells']:,} cells"
+    return f"Novel group {record['group']}: {cells}, q at most {record['q_max']:.2g}; nearest to {nearest}{markers}"
