@@ -78,9 +78,9 @@ def types_of(reference: Any, column: str, warnings: list[str]) -> np.ndarray:
         warnings.append(f"{int((~labelled).sum())} reference cells without a label were left out.")
     names, count = np.unique(types[labelled].astype(str), return_counts=True)
     if len(names) < 2:
-        raise DataError(f"labels={column!r} names one type only, {names[0]!r}; at least two are needed.")
+        raise DataError(f"labels={column!r} names one type only, {str(names[0])!r}; at least two are needed.")
     if count.min() < FEWEST_CELLS:
-        few = ", ".join(f"{n!r} ({c})" for n, c in zip(names, count, strict=True) if c < FEWEST_CELLS)
+        few = ", ".join(f"{str(n)!r} ({c})" for n, c in zip(names, count, strict=True) if c < FEWEST_CELLS)
         raise DataError(
             f"these types have fewer than {FEWEST_CELLS} reference cells: {few}; remove the cells, or give them the "
             "label of a larger type."

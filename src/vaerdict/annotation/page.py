@@ -167,14 +167,17 @@ def _found(results: Row) -> list[Finding]:
     audited = [t for t in results["types"] if t.get("found") is not None]
     if not audited:
         return []
-    found = sum(t["found"] >= CLEAR for t in audited)
-    word = "ok" if found == len(audited) else "caution"
+    found, alike = sum(t["found"] >= CLEAR for t in audited), all(b["promised"] for b in results["batches"])
+    word = "ok" if found == len(audited) and alike else "caution"
     return [
         Finding(
             f"What could have been found: {found} of {len(audited)} types of the reference, had they been absent.",
             word,
             "good" if word == "ok" else "open",
-            [f"A type counts as found if at least {CLEAR:.0%} of its cells are called novel."],
+            [
+                f"A type counts as found if at least {CLEAR:.0%} of its cells are called novel.",
+                *([] if alike else ["This is about a query that looks like the reference, which this one does not."]),
+            ],
         )
     ]
 
