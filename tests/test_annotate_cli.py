@@ -90,7 +90,7 @@ def test_a_hidden_type_is_called_novel(command, files, tmp_path):
 
 
 def test_a_path_and_data_in_memory_give_the_same_files(files, tmp_path):
-    options = {"audit": False, "markers": False}
+    options = {"audit": False}
     on_disk = annotate(*files, "cell_type", out=tmp_path / "disk", **options)
     annotate(*map(ad.read_h5ad, files), "cell_type", out=tmp_path / "memory", **options)
     assert (tmp_path / "disk" / "cells.csv").read_bytes() == (tmp_path / "memory" / "cells.csv").read_bytes()
@@ -101,6 +101,7 @@ def test_a_path_and_data_in_memory_give_the_same_files(files, tmp_path):
             expected = on_disk.table[column].to_numpy()
             np.testing.assert_array_equal(stored.obs[f"vaerdict_{column}"].to_numpy(), expected)
         np.testing.assert_array_equal(stored.X, ad.read_h5ad(files[1]).X)
+        assert set(stored.obs) == {"cell_type", *(f"vaerdict_{column}" for column in COLUMNS[1:])}
         assert stored.obsm["X_vaerdict"].shape == (300, 30)
     assert "vaerdict_call" not in ad.read_h5ad(files[1]).obs
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy.cluster import hierarchy
 
 from vaerdict.core import VaerdictError
 from vaerdict.de import differential_expression
+from vaerdict.optional import require
 
 GROUP = "vaerdict_novel_group"
 """The column of obs by which groups of novel cells are compared with all other cells."""
@@ -70,11 +72,10 @@ def add_markers(
     if not names:
         return
     labels = np.array([names.get(g, "other") if g is not None else None for g in group], dtype=object)
-    adata = query if getattr(query, "isbacked", False) else query[:]
-    adata.obs[GROUP] = labels
     pairs: Sequence[Any] = [(name, None) for name in names.values()]
     try:
-        result = differential_expression(adata, GROUP, pairs=pairs, layer=layer, seed=seed)
+        with _grouped(query, labels, layer) as (adata, layer):
+            result = differential_expression(adata, GROUP, pairs=pairs, layer=layer, seed=seed)
     except VaerdictError as error:
         warnings.append(f"marker genes were not sought: {error}")
         return
@@ -86,6 +87,21 @@ def add_markers(
                 {"gene": str(g), "lfc": float(lfc), "seen": float(a), "seen_others": float(b)}
                 for g, lfc, a, b in zip(*(higher[c] for c in ("gene", "lfc_mean", "seen_a", "seen_b")), strict=True)
             ]
+
+
+@contextmanager
+def _grouped(query: Any, labels: np.ndarray, layer: str | None) -> Iterator[tuple[Any, str | None]]:
+    """The query with a column of groups, its counts not copied, and the layer of the counts there."""
+    if getattr(query, "isbacked", False):
+        query.obs[GROUP] = labels
+        try:
+            yield query, layer
+        finally:
+            del query.obs[GROUP]
+        return
+    obs = require("pandas", "bio").DataFrame({GROUP: labels}, index=query.obs_names)
+    counts = query.X if layer is None else query.layers[layer]
+    yield require("anndata", "bio").AnnData(counts, obs=obs, var=query.var[[]]), None
 
 
 def ranked_units(unit: np.ndarray, score: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:
