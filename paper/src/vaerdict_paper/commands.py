@@ -67,8 +67,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, clustered, scaling, gpu, "
-            "million or all."
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, clustered, novelty, "
+            "scaling, gpu, million or all."
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
@@ -76,7 +76,9 @@ def bench(
         Path | None, typer.Option("--against", help="Root of another checkout: time its version beside this one.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="With --against: runs of each version.")] = 3,
-    resume: Annotated[bool, typer.Option("--resume", help="With de-methods: continue a stopped run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With de-methods, novelty: continue a stopped run in --out.")
+    ] = False,
     out: Out = Path("runs/bench"),
     as_json: Json = False,
 ) -> None:

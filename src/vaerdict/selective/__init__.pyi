@@ -1,3 +1,5 @@
+from vaerdict.selective.diffusion import Diffusion as Diffusion
+from vaerdict.selective.diffusion import find_novel_by_diffusion as find_novel_by_diffusion
 from vaerdict.selective.gate import Exchangeability as Exchangeability
 from vaerdict.selective.gate import GroupAuroc as GroupAuroc
 from vaerdict.selective.gate import exchangeability as exchangeability

@@ -24,6 +24,7 @@ BENCHMARKS = (
     "de-methods",
     "borrow",
     "clustered",
+    "novelty",
     "scaling",
     "gpu",
     "million",

@@ -8,7 +8,7 @@ from typing import Any
 from vaerdict.report import document as forms
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
-from vaerdict_paper.pages import de_methods
+from vaerdict_paper.pages import de_methods, novelty
 
 Row = dict[str, Any]
 
@@ -30,11 +30,15 @@ _TITLES = {
     "de-methods": "Methods of differential expression on the same cells: nothing changed, and changes planted",
     "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
     "clustered": "Clusters as groups: genes called, with and without splitting the counts first",
+    "novelty": "Hidden classes of tables: rows of a class that no label names, ranked and called novel",
     "scaling": "Cost as a function of size",
     "gpu": "The paper's grids as stacks on one device",
     "million": "Training and the model stage of differential expression on many simulated cells",
     "against": "This version and an earlier one in turn, the fastest run of each",
 }
+_PAGES = {"de-methods": de_methods, "novelty": novelty}
+"""The benchmarks whose tables have a module of their own."""
+
 _ON_GPU = ("psis", "samplers", "gpu", "million")
 """The benchmarks that use a GPU if there is one."""
 
@@ -197,8 +201,8 @@ def text(result: Row) -> str:
 
 def _section(result: Row, mnist_stages: Sequence[Row]) -> Section:
     name = result["benchmark"]
-    if name == "de-methods":
-        return Section(_TITLES[name], de_methods.tables(result, _machine(result)))
+    if name in _PAGES:
+        return Section(_TITLES[name], _PAGES[name].tables(result, _machine(result)))
     return Section(_TITLES[name], gpu_tables(result, mnist_stages) if name == "gpu" else [_table(result)])
 
 
@@ -279,6 +283,7 @@ _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "de-methods": de_methods.sentences,
     "borrow": _of_borrow,
     "clustered": _of_clustered,
+    "novelty": novelty.sentences,
     "million": _of_million,
     "against": _of_against,
 }

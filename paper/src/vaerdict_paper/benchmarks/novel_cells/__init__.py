@@ -40,7 +40,7 @@ OURS, ADADETECT, LOGISTIC, VOTE, SCANVI = (
     "scANVI",
 )
 HIDDEN, GATE, CALIBRATED, COST = "hidden", "gate", "calibrated", "cost"
-SHARES, SEEDS, RIVAL_SEEDS, SCANVI_SEEDS = (0.0, 0.05, 0.25), 13, 5, 1
+SHARES, SEEDS, RIVAL_SEEDS, SCANVI_SEEDS = (0.0, 0.05, 0.25), 13, 3, 1
 GATES = {
     designs.PBMC_TYPES: {"random": 40, "composition": 20},
     designs.KANG_STATES: {"random": 40, "composition": 20},

@@ -15,7 +15,7 @@ PBMC_TYPES, KANG_STATES, KANG_TYPES, PATIENTS = "PBMC 3k", "Kang, types x condit
 """Data sets: types of PBMC, types of Kang in two conditions as ten states, its types, conditions of glioblastoma."""
 
 FEWEST_HIDDEN = 30
-"""Cells of a type that is hidden at least."""
+"""Cells of a type at least."""
 
 REFERENCE = 0.6
 """Share of the cells of known types that are the reference."""
@@ -41,12 +41,13 @@ class Design(NamedTuple):
 
 @lru_cache(maxsize=2)
 def cells_of(data: str) -> Cells:
-    """The cells of a data set, those without a type left out."""
+    """The cells of a data set, those without a type, or of one with fewer than `FEWEST_HIDDEN` cells, left out."""
     file = {PBMC_TYPES: PBMC, KANG_STATES: KANG, KANG_TYPES: KANG, PATIENTS: GLIOBLASTOMA}[data]
     obs, counts = (lambda adata: (adata.obs.astype(str), sparse.csr_matrix(adata.X)))(read_cells(file))
     if data == PATIENTS:
         return Cells(counts, *(obs[key].to_numpy() for key in ("condition", "patient_id", "condition")))
-    kept = (obs["cell_type"] != "unassigned").to_numpy()
+    size = obs["cell_type"].map(obs["cell_type"].value_counts())
+    kept = ((obs["cell_type"] != "unassigned") & (size >= FEWEST_HIDDEN)).to_numpy()
     obs, none = obs[kept], np.full(int(kept.sum()), "all")
     condition = obs["condition"].to_numpy() if "condition" in obs else none
     types = obs["cell_type"].to_numpy()
@@ -56,8 +57,7 @@ def cells_of(data: str) -> Cells:
 
 def hidden_types(data: str) -> list[str]:
     """The types that are hidden in turn."""
-    names, count = np.unique(cells_of(data).types, return_counts=True)
-    return [str(name) for name, n in zip(names, count, strict=True) if n >= FEWEST_HIDDEN]
+    return [str(name) for name in np.unique(cells_of(data).types)]
 
 
 def hide(cells: Cells, hidden: str, share: float, rng: np.random.Generator) -> Design:
