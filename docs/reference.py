@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import vaerdict as vd
+from vaerdict.annotation.columns import CELLS
+from vaerdict.annotation.options import AnnotateOptions
 from vaerdict.de import columns
 from vaerdict.de.calibration.strata import STRATA
 from vaerdict.de.columns import column_table
@@ -52,6 +54,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Your own model": ("from_vae", "from_scvi", "from_pyro", "from_sbi", "from_weights", "as_proposal", "JointPrior"),
     "Proposals": ("Normal", "Student", "SplineFlow", "Prior", "Mixture", "refine"),
     "Classifiers": ("SelectiveClassifier",),
+    "Annotation": ("annotate", "Annotation"),
     "Differential expression": ("differential_expression", "DEResult", "split_counts", "calibrate", "Calibration"),
     "Models and proposals as protocols": ("Model", "Proposal", "Draws", "Sobol", "seeded"),
     "Modules": (
@@ -70,7 +73,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 EXTRAS = {
     "cli": "the commands, figures and everything that `vaerdict de` needs",
     "bio": "AnnData files and tables",
-    "sklearn": "`SelectiveClassifier`",
+    "sklearn": "`SelectiveClassifier` and `annotate`",
     "rivals": "the tests that `vaerdict calibrate --rivals` compares with",
     "scvi": "fitted scvi-tools models",
     "pyro": "Pyro models and guides",
@@ -108,6 +111,10 @@ def blocks() -> dict[str, dict[str, str]]:
             "columns": _escaped(column_table(columns.DE)),
             "calibrate-columns": _escaped(column_table(columns.CALIBRATE)),
             "calibrate-strata": _escaped(column_table(STRATA)),
+        },
+        "annotate.md": {
+            "options": _escaped(option_table(AnnotateOptions)),
+            "columns": _escaped(column_table(CELLS)),
         },
         "classify.md": {"scores": _scores()},
         "index.md": {"extras": _extras()},

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import vaerdict as vd
+from annotate_toys import pair
 from vaerdict.datasets import linear_gaussian
 from vaerdict.optional import isolated
 
@@ -206,6 +207,11 @@ def data_files(working_folder):
         for name in ("counts.h5ad", "pbmc3k.h5ad", "big.h5ad"):
             cells().write_h5ad(name)
         paired().write_h5ad("glioblastoma.h5ad")
+        atlas, patient = pair()
+        known = (patient.obs["cell_type"] != "delta") & (np.arange(patient.n_obs) % 3 == 0)
+        patient.obs["sorted_type"] = np.where(known, patient.obs["cell_type"], "")
+        atlas.write_h5ad("atlas.h5ad")
+        patient.write_h5ad("patient.h5ad")
         split = cells()
         vd.split_counts(split)
         split.obs["leiden"] = [str(i % 3) for i in range(split.n_obs)]

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from vaerdict.annotation.options import AnnotateOptions
-from vaerdict.core import DataError, Progress, SettingError
+from vaerdict.core import DataError, Progress, SettingError, VaerdictError
 from vaerdict.de import data
 from vaerdict.de.variable_genes import GeneSums, most_variable
 
@@ -61,9 +61,16 @@ def opened(source: Any) -> Any:
     return data.open_data(source) if isinstance(source, (str, Path)) else source
 
 
+def types_in(file: Any, column: str, *, role: str) -> np.ndarray:
+    """The types in a column of obs, None where it is missing or blank. Shapes: ``-> (cells,)``."""
+    types = data.column(file, column, role=role)
+    types[[t is not None and not t.strip() for t in types]] = None
+    return types
+
+
 def types_of(reference: Any, column: str, warnings: list[str]) -> np.ndarray:
     """The types of the reference cells, None where they have none. Shapes: ``-> (cells,)``."""
-    types = data.column(reference, column, role="labels")
+    types = types_in(reference, column, role="labels")
     labelled = np.array([t is not None for t in types])
     if not labelled.any():
         raise DataError(f"no cell of the reference has a label in {column!r}; label some cells first.")
@@ -71,9 +78,9 @@ def types_of(reference: Any, column: str, warnings: list[str]) -> np.ndarray:
         warnings.append(f"{int((~labelled).sum())} reference cells without a label were left out.")
     names, count = np.unique(types[labelled].astype(str), return_counts=True)
     if len(names) < 2:
-        raise DataError(f"labels={column!r} names one type only, {names[0]!r}; at least two are needed.")
+        raise DataError(f"labels={column!r} names one type only, {str(names[0])!r}; at least two are needed.")
     if count.min() < FEWEST_CELLS:
-        few = ", ".join(f"{n!r} ({c})" for n, c in zip(names, count, strict=True) if c < FEWEST_CELLS)
+        few = ", ".join(f"{str(n)!r} ({c})" for n, c in zip(names, count, strict=True) if c < FEWEST_CELLS)
         raise DataError(
             f"these types have fewer than {FEWEST_CELLS} reference cells: {few}; remove the cells, or give them the "
             "label of a larger type."
@@ -126,8 +133,8 @@ def read(
 
     Cells without any count are left out. The genes are chosen on all cells of both files together.
     """
-    files = (_Source(reference, rows, genes.reference, options.layer),)
-    files += (_Source(query, np.arange(query.n_obs), genes.query, options.layer),)
+    files = (_Source("reference", reference, rows, genes.reference, options.layer),)
+    files += (_Source("query", query, np.arange(query.n_obs), genes.query, options.layer),)
     sha, sums, seen = hashlib.sha256(), GeneSums(*np.zeros((2, len(genes.names)))), np.zeros(len(genes.names))
     totals: list[np.ndarray] = []
     for number, file in enumerate(files):
@@ -155,6 +162,7 @@ def read(
 class _Source:
     """Rows and columns of one file. Shapes: ``rows (cells,)``, ``genes (genes,)``."""
 
+    name: str
     file: Any
     rows: np.ndarray
     genes: np.ndarray
@@ -162,7 +170,14 @@ class _Source:
 
     def blocks(self) -> Iterator[Any]:
         """Counts of the genes, some cells at a time. Shapes: ``-> (c, genes)``, sparse rows."""
-        for block in data.count_blocks(self.file, self.layer, self.rows):
+        blocks = data.count_blocks(self.file, self.layer, self.rows)
+        while True:
+            try:
+                block = next(blocks, None)
+            except VaerdictError as error:
+                raise type(error)(f"{self.name}: {error}") from error
+            if block is None:
+                return
             part = block[:, self.genes]
             part.sort_indices()
             yield part

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,16 @@ from scipy.cluster import hierarchy
 
 from vaerdict.core import VaerdictError
 from vaerdict.de import differential_expression
+from vaerdict.optional import require
 
 GROUP = "vaerdict_novel_group"
 """The column of obs by which groups of novel cells are compared with all other cells."""
 
 N_MARKERS = 15
+FEWEST = 3
+"""Least number of cells of a group whose markers are sought, as `vaerdict de` needs."""
+
 _N_RANKED = 20
-_FEWEST = 3  # cells of a group whose markers are sought, as `vaerdict de` needs
 
 
 def group_cells(features: np.ndarray, unit: np.ndarray, centers: np.ndarray) -> np.ndarray:
@@ -39,15 +43,19 @@ def group_cells(features: np.ndarray, unit: np.ndarray, centers: np.ndarray) -> 
     return rank[code]
 
 
-def group_records(group: np.ndarray, predicted: np.ndarray, q: np.ndarray) -> list[dict[str, Any]]:
-    """Size and nearest types of every group of novel cells; group 0 are the other cells. Shapes: ``(cells,)`` each."""
+def group_records(group: np.ndarray, predicted: np.ndarray, p: np.ndarray, q: np.ndarray) -> list[dict[str, Any]]:
+    """Size, nearest types, largest p and q of every group of novel cells; group 0 are the other cells.
+
+    Shapes: ``(cells,)`` each.
+    """
     records = []
     for number in range(1, int(group.max(initial=0)) + 1):
         rows = group == number
         names, count = np.unique(predicted[rows].astype(str), return_counts=True)
         most = np.argsort(-count, kind="stable")[:3]
         nearest = [{"type": str(names[i]), "share": float(count[i] / rows.sum())} for i in most]
-        records.append({"group": number, "n_cells": int(rows.sum()), "nearest": nearest, "q_max": float(q[rows].max())})
+        largest = {"p_max": float(p[rows].max()), "q_max": float(q[rows].max())}
+        records.append({"group": number, "n_cells": int(rows.sum()), "nearest": nearest, **largest})
     return records
 
 
@@ -58,17 +66,16 @@ def add_markers(
 
     Shapes: ``group (all cells of the query,)``, None for cells that were not read.
     """
-    names = {record["group"]: f"novel {record['group']}" for record in records if record["n_cells"] >= _FEWEST}
+    names = {record["group"]: f"novel {record['group']}" for record in records if record["n_cells"] >= FEWEST}
     for record in records:
         record["markers"] = []
     if not names:
         return
     labels = np.array([names.get(g, "other") if g is not None else None for g in group], dtype=object)
-    adata = query if getattr(query, "isbacked", False) else query[:]
-    adata.obs[GROUP] = labels
     pairs: Sequence[Any] = [(name, None) for name in names.values()]
     try:
-        result = differential_expression(adata, GROUP, pairs=pairs, layer=layer, seed=seed)
+        with _grouped(query, labels, layer) as (adata, layer):
+            result = differential_expression(adata, GROUP, pairs=pairs, layer=layer, seed=seed)
     except VaerdictError as error:
         warnings.append(f"marker genes were not sought: {error}")
         return
@@ -80,6 +87,21 @@ def add_markers(
                 {"gene": str(g), "lfc": float(lfc), "seen": float(a), "seen_others": float(b)}
                 for g, lfc, a, b in zip(*(higher[c] for c in ("gene", "lfc_mean", "seen_a", "seen_b")), strict=True)
             ]
+
+
+@contextmanager
+def _grouped(query: Any, labels: np.ndarray, layer: str | None) -> Iterator[tuple[Any, str | None]]:
+    """The query with a column of groups, its counts not copied, and the layer of the counts there."""
+    if getattr(query, "isbacked", False):
+        query.obs[GROUP] = labels
+        try:
+            yield query, layer
+        finally:
+            del query.obs[GROUP]
+        return
+    obs = require("pandas", "bio").DataFrame({GROUP: labels}, index=query.obs_names)
+    counts = query.X if layer is None else query.layers[layer]
+    yield require("anndata", "bio").AnnData(counts, obs=obs, var=query.var[[]]), None
 
 
 def ranked_units(unit: np.ndarray, score: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vaerdict.core import SettingError
 from vaerdict.options import normalise, option
 
 DATA, METHOD = "Data", "Method"
@@ -42,12 +41,17 @@ class AnnotateOptions:
     audit: bool = option(
         True,
         "Leave out every type of the reference in turn, and report whether it would have been found.",
+        flag="--audit/--no-audit",
         panel=METHOD,
     )
-    markers: bool = option(True, "Find the marker genes of novel groups by `vaerdict de`.", panel=METHOD)
+    markers: bool = option(
+        True, "Find the marker genes of novel groups by `vaerdict de`.", flag="--markers/--no-markers", panel=METHOD
+    )
     seed: int = option(0, "Seed of everything random; the same seed gives the same answer.", minimum=0)
 
     def __post_init__(self) -> None:
+        from vaerdict.core import SettingError
+
         normalise(self)
         for name in ("fdr", "max_error", "level"):
             if not 0 < getattr(self, name) < 1:

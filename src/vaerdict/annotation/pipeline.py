@@ -166,7 +166,7 @@ class _Run:
         """The types of the query cells that calibrate, None elsewhere. Shapes: ``-> (all cells of the query,)``."""
         if self.options.calibration is None:
             return np.full(self.query.n_obs, None, dtype=object)
-        given = column(self.query, self.options.calibration, role="calibration")
+        given = data.types_in(self.query, self.options.calibration, role="calibration")
         known = np.array([t in types for t in given])
         unknown = sorted({str(t) for t in given if t is not None} - {str(t) for t in types})
         if unknown:
@@ -288,17 +288,18 @@ class _Run:
         units: np.ndarray,
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Groups of novel cells, and the least explained units of batches whose rate is refused."""
-        novel, q = np.zeros(len(query), dtype=bool), np.full(len(query), np.nan)
+        novel, p, q = np.zeros(len(query), dtype=bool), *np.full((2, len(query)), np.nan)
         score, predicted = np.full(len(query), np.nan), np.full(len(query), None, dtype=object)
         refused = np.zeros(len(query), dtype=bool)
         for _, rows, found in batches:
-            novel[rows], q[rows], score[rows], predicted[rows] = found.novel, found.q, found.score, found.predicted
+            novel[rows], p[rows], q[rows] = found.novel, found.p, found.q
+            score[rows], predicted[rows] = found.score, found.predicted
             refused[rows] = not found.promised
         group = np.zeros(len(query), dtype=int)
         if novel.any():
             centers = np.stack([features[types == name].mean(0) for name in np.unique(types)])
             group[novel] = groups.group_cells(query[novel], units[novel].astype(str), centers)
-        records = groups.group_records(group, predicted, q)
+        records = groups.group_records(group, predicted, p, q)
         if records and self.options.markers:
             everyone = np.full(self.query.n_obs, None, dtype=object)
             everyone[cells.query.rows] = group

@@ -53,16 +53,9 @@ class Annotation:
 
         out = Path(path)
         results, noted = read_run(out)
-        table = read_cells(out)
-        try:
-            with isolated(0):
-                stored = require("anndata", "bio").read_h5ad(out / ANNOTATED, backed="r")
-                features = np.asarray(stored.obsm[MAP])
-                stored.file.close()
-            sha = (noted or {})["data_sha256"]
-        except (OSError, KeyError) as error:
-            raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict annotate` again.") from error
-        return cls(table, results, features, sha)
+        if "data_sha256" not in (noted or {}):
+            raise DataError(f"{out} does not hold a whole run (no manifest.json); run `vaerdict annotate` again.")
+        return cls(read_cells(out), results, read_features(out), (noted or {})["data_sha256"])
 
     @property
     def verdict(self) -> Verdict:
@@ -152,3 +145,12 @@ def read_cells(path: str | Path) -> pandas.DataFrame:
     options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a type may be called NA
     texts = dict.fromkeys(("cell", "call", "label", "unit", "verdict"), str)
     return require("pandas", "bio").read_csv(file, dtype=texts, **options)
+
+
+def read_features(path: str | Path) -> np.ndarray:
+    """The principal components of the cells of a run directory. Shapes: ``-> (cells, d)``."""
+    try:
+        with require("h5py", "bio").File(Path(path) / ANNOTATED) as stored:
+            return stored["obsm"][MAP][:]
+    except (OSError, KeyError) as error:
+        raise DataError(f"{path} does not hold a whole run ({error}); run `vaerdict annotate` again.") from error

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from vaerdict import __version__
+from vaerdict.cli.annotate import EPILOG as ANNOTATE_EPILOG
+from vaerdict.cli.annotate import annotate
 from vaerdict.cli.audit import EPILOG as AUDIT_EPILOG
 from vaerdict.cli.audit import audit
 from vaerdict.cli.calibrate import EPILOG as CALIBRATE_EPILOG
@@ -38,6 +40,7 @@ def build() -> typer.Typer:
     app.command(epilog="Example:  vaerdict demo --out demo && open demo/report.html")(demo)
     app.command(epilog=DE_EPILOG, context_settings={"allow_extra_args": True})(de)
     app.command(epilog=CALIBRATE_EPILOG, context_settings={"allow_extra_args": True})(calibrate)
+    app.command(epilog=ANNOTATE_EPILOG)(annotate)
     app.command(epilog=AUDIT_EPILOG)(audit)
     app.command(epilog="Example:  vaerdict diagnose log_weights.npy --json")(diagnose)
     app.command(epilog="Example:  vaerdict report runs/de")(report)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, get_args
 
 import typer
@@ -52,3 +54,27 @@ def _parsed(value: Any, option: Option) -> Any:
     if get_args(option.kind) == (str, ...):
         return tuple(name.strip() for name in (value or "").split(",") if name.strip())
     return value
+
+
+def option_names(message: str, *kinds: type, **flags: str) -> str:
+    """A message that names options of the command in place of parameters: ``--batch-key=`` for ``batch_key=``.
+
+    `flags` are those of further parameters.
+    """
+    for kind in kinds:
+        flags |= {option.name: option.flag.split("/")[0] for option in options_of(kind)}
+    for name, flag in flags.items():
+        end = r"\b" if "_" in name else "(?==)"  # without an underscore it may be a word
+        message = re.sub(rf"(?<![\w-]){name}{end}", flag, message)
+    return message
+
+
+@contextmanager
+def naming_options(*kinds: type, **flags: str) -> Iterator[None]:
+    """Errors that were foreseen name options of the command; see `option_names`."""
+    from vaerdict.core import VaerdictError
+
+    try:
+        yield
+    except VaerdictError as error:
+        raise type(error)(option_names(str(error), *kinds, **flags)) from error
