@@ -68,7 +68,7 @@ def bench(
         str,
         typer.Argument(
             help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, clustered, novelty, "
-            "scaling, gpu, million or all."
+            "novel-cells, scaling, gpu, million or all."
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
@@ -77,7 +77,7 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(help="With --against: runs of each version.")] = 3,
     resume: Annotated[
-        bool, typer.Option("--resume", help="With de-methods, novelty: continue a stopped run in --out.")
+        bool, typer.Option("--resume", help="With de-methods, novelty, novel-cells: continue a stopped run in --out.")
     ] = False,
     out: Out = Path("runs/bench"),
     as_json: Json = False,

@@ -25,6 +25,7 @@ BENCHMARKS = (
     "borrow",
     "clustered",
     "novelty",
+    "novel-cells",
     "scaling",
     "gpu",
     "million",

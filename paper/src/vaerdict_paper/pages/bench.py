@@ -8,7 +8,7 @@ from typing import Any
 from vaerdict.report import document as forms
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
-from vaerdict_paper.pages import de_methods, novelty
+from vaerdict_paper.pages import de_methods, novel_cells, novelty
 
 Row = dict[str, Any]
 
@@ -31,12 +31,13 @@ _TITLES = {
     "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
     "clustered": "Clusters as groups: genes called, with and without splitting the counts first",
     "novelty": "Hidden classes of tables: rows of a class that no label names, ranked and called novel",
+    "novel-cells": "Novel cells of a query: types hidden from the reference, and shifts that must be refused",
     "scaling": "Cost as a function of size",
     "gpu": "The paper's grids as stacks on one device",
     "million": "Training and the model stage of differential expression on many simulated cells",
     "against": "This version and an earlier one in turn, the fastest run of each",
 }
-_PAGES = {"de-methods": de_methods, "novelty": novelty}
+_PAGES = {"de-methods": de_methods, "novelty": novelty, "novel-cells": novel_cells}
 """The benchmarks whose tables have a module of their own."""
 
 _ON_GPU = ("psis", "samplers", "gpu", "million")
@@ -284,6 +285,7 @@ _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "borrow": _of_borrow,
     "clustered": _of_clustered,
     "novelty": novelty.sentences,
+    "novel-cells": novel_cells.sentences,
     "million": _of_million,
     "against": _of_against,
 }
