@@ -235,7 +235,7 @@ def test_the_gate_fails_at_most_at_its_level(settings):
     assert stats.binom.sf(n_failed(**settings) - 1, 100, 0.05) > 1e-4
 
 
-def test_the_plain_median_keeps_its_level_exactly():
+def test_the_gate_without_novel_groups_keeps_its_level_exactly():
     """P-values of random splits are uniform without a group set aside; false-alarm rate 1e-4."""
     p = [exchangeability(*split(s, n=200), n_permutations=99, novel_groups=0, seed=s).p_value for s in range(100)]
     assert stats.kstest(p, "uniform").pvalue > 1e-4

@@ -72,9 +72,9 @@ class ScanviClasses:
 def class_probabilities(
     model: Any,
     adata: Any = None,
-    labels: Sequence[Any] | str | None = None,
+    labels: Sequence[Any] | np.ndarray | str | None = None,
     *,
-    n_audited: int = 500,
+    n_audited: int = 300,
     n: int = 600,
     seed: int = 0,
     engine: Engine | None = None,
@@ -240,12 +240,12 @@ def _refined(model: Scanvi, observed: Observed, n: int, noise: KeyedNoise, khat_
     return _Answers(corrected, mcse, answer.verdict.maximum(draws.sample.verdict), draws.sample.khat, khat_encoder)
 
 
-def _held_out(model: Scanvi, adata: Any, labels: Sequence[Any] | str | None, n_cells: int) -> np.ndarray:
+def _held_out(model: Scanvi, adata: Any, labels: Sequence[Any] | np.ndarray | str | None, n_cells: int) -> np.ndarray:
     """The code of every cell's held-out label, -1 where it has none. Shapes: ``-> (n_cells,)``."""
     if labels is None:
         return np.full(n_cells, -1)
     adata = model.adata if adata is None else adata
-    names: Sequence[Any] = adata.obs[labels] if isinstance(labels, str) else labels
+    names: Sequence[Any] | np.ndarray = adata.obs[labels] if isinstance(labels, str) else labels
     if len(names) != n_cells:
         raise ShapeError(f"labels= has {len(names)} entries for {n_cells} cells; give one each.")
     codes = {name: i for i, name in enumerate(model.classes)}

@@ -31,7 +31,15 @@ from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
 from vaerdict.inference.class_probabilities import ClassPosterior
 from vaerdict.inference.m1m2_steps import M1M2Steps, fit_m1m2_steps
-from vaerdict.models.m1m2 import M1M2, BernoulliLikelihood, GaussianLikelihood, Recognition, recognition
+from vaerdict.models.m1m2 import (
+    M1M2,
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    NegativeBinomialLikelihood,
+    PixelLikelihood,
+    Recognition,
+    recognition,
+)
 from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 
 try:
@@ -43,7 +51,11 @@ try:
 except ImportError as error:
     raise SettingError("the classifier needs scikit-learn; install it with `pip install vaerdict[sklearn]`.") from error
 
-LIKELIHOODS = {"bernoulli": BernoulliLikelihood(), "gaussian": GaussianLikelihood()}
+LIKELIHOODS: dict[str, PixelLikelihood] = {
+    "bernoulli": BernoulliLikelihood(),
+    "gaussian": GaussianLikelihood(),
+    "counts": NegativeBinomialLikelihood(),
+}
 ESTIMATORS = ("plugin", "corrected")
 _STEPS, _MIN_EPOCHS, _MAX_EPOCHS = 1200, 30, 200
 
@@ -120,7 +132,8 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
     objectives, proposals
         Names of the objectives of step one and of the proposals of step two.
     likelihood
-        "bernoulli", "gaussian", or "auto": Bernoulli for features in [0, 1]. Gaussian features are standardised.
+        "bernoulli", "gaussian", "counts" (negative binomial given the total of a row, as for gene counts), or "auto":
+        Bernoulli for features in [0, 1], else Gaussian. Gaussian features are standardised.
     image_shape
         Height and width, if rows are images; the encoder is then convolutional.
     shifts
@@ -310,8 +323,13 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         index_in_train = torch.full((len(x),), -1)
         index_in_train[rows] = torch.arange(len(rows))
         can_select = bool(len(split.valid))
+
+        def make(generator: torch.Generator) -> tuple[M1M2, Recognition]:
+            model, q = self._new_model(generator)
+            return model.start(x[rows]), q
+
         steps = fit_m1m2_steps(
-            self._new_model,
+            make,
             x[rows].float().to(self.device),
             index_in_train[torch.as_tensor(split.labelled)].to(self.device),
             torch.as_tensor(split.codes).to(self.device),

@@ -67,7 +67,9 @@ def likelihood_of(X: np.ndarray) -> str:
 
 
 def check_range(X: np.ndarray, likelihood: str) -> None:
-    """Raise where Bernoulli features lie outside [0, 1]."""
+    """Raise where Bernoulli features lie outside [0, 1], or counts are negative or no whole numbers."""
+    if likelihood == "counts" and not np.array_equal(X, np.maximum(np.round(X), 0)):
+        raise DataError('some counts are negative or no whole numbers; give raw counts, or fit with "gaussian".')
     if likelihood == "bernoulli" and len(X) and not (X.min() >= 0 and X.max() <= 1):
         raise DataError(
             f"features reach from {X.min():g} to {X.max():g}; Bernoulli features must lie in [0, 1]: "
@@ -76,11 +78,11 @@ def check_range(X: np.ndarray, likelihood: str) -> None:
 
 
 def scaling(X: np.ndarray, likelihood: str) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and spread by which features are standardised: 0 and 1 for Bernoulli, a spread of 1 for constants.
+    """Centre and spread by which features are standardised: 0 and 1 but for Gaussian, a spread of 1 for constants.
 
     A feature is constant if its values differ by rounding only; their standard deviation is then not exactly zero.
     """
-    if likelihood == "bernoulli":
+    if likelihood != "gaussian":
         return np.zeros(X.shape[1]), np.ones(X.shape[1])
     spread, varies = X.std(0), np.ptp(X, 0) > _ROUNDING * np.finfo(X.dtype).eps * np.abs(X).max(0)
     return X.mean(0), np.where(varies & (spread > 0), spread, 1.0)

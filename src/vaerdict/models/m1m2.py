@@ -3,8 +3,9 @@ r"""The semi-supervised M1+M2 model (Kingma et al., 2014) and its recognition mo
 .. math:: p(x, z, c, u) = p(x \mid z)\,p(z \mid c, u)\,p(c)\,p(u), \qquad
           q(z, c, u \mid x) = q(z \mid x)\,q(c \mid z)\,q(u \mid z, c).
 
-The class c is observed for labelled data and a latent otherwise. There may be more classes than labels: the additional
-classes are learned from unlabelled data alone.
+The features x are images, tables or counts of genes (`BernoulliLikelihood`, `GaussianLikelihood`,
+`NegativeBinomialLikelihood`). The class c is observed for labelled data and a latent otherwise. There may be more
+classes than labels: the additional classes are learned from unlabelled data alone.
 
 `M1M2` is an ordinary model with a discrete latent c, which `vaerdict.expect` sums over. `PerClass` is the model given
 each class, for proposals of their own (`vaerdict.inference.class_posterior`).
@@ -13,17 +14,19 @@ each class, for proposals of their own (`vaerdict.inference.class_posterior`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import OneHotCategorical
 from torch.nn import functional as F
 
-from vaerdict.core import Draws, Latent, SettingError, ShapeError, check_count
+from vaerdict.core import Draws, Latent, SettingError, ShapeError, check_count, per_member
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
+from vaerdict.likelihoods import CountParameters, NegativeBinomial
+from vaerdict.models.counts import CountModel, fixed_part, moments
 from vaerdict.networks import CNN, MLP, Activation, Joint, no_dropout, stackable
 from vaerdict.noise import Randomness, as_source
 from vaerdict.priors import JointPrior
@@ -35,12 +38,17 @@ _UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
 class PixelLikelihood(Protocol):
     """The distribution of pixels given the decoder's outputs."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether pixels are counts: the model then has a dispersion per pixel, and encoders see log(1 + x)."""
+        ...
+
     def n_outputs(self, n_pixels: int) -> int:
         """The number of the decoder's outputs for an image of `n_pixels`."""
         ...
 
-    def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
-        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, n_outputs) -> (K, *batch)``."""
+    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
+        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, n_outputs) -> (K, *batch)``, ``log_dispersion (p)``."""
         ...
 
 
@@ -48,11 +56,13 @@ class PixelLikelihood(Protocol):
 class BernoulliLikelihood:
     """Pixels in [0, 1]; for grey values the cross-entropy, as is usual."""
 
+    counts = False
+
     def n_outputs(self, n_pixels: int) -> int:
         """One log-odds per pixel."""
         return n_pixels
 
-    def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
+    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
         """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, p) -> (K, *batch)``."""
         return _BernoulliLogProb.apply(out, x)
 
@@ -76,15 +86,40 @@ class GaussianLikelihood:
     """Real features with a mean and a scale each; `floor` keeps a scale from collapsing onto a training point."""
 
     floor: float = 0.1
+    counts = False
 
     def n_outputs(self, n_pixels: int) -> int:
         """A mean and a raw scale per feature."""
         return 2 * n_pixels
 
-    def log_prob(self, x: Tensor, out: Tensor) -> Tensor:
+    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
         """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, 2 p) -> (K, *batch)``."""
         loc, raw = out.chunk(2, -1)
         return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + self.floor)).log_prob(x.expand_as(loc))
+
+
+@dataclass(frozen=True)
+class NegativeBinomialLikelihood:
+    r"""Counts given their total, the library size :math:`\ell`, as in `CountModel`.
+
+    .. math:: x_g \sim \mathrm{NB}(\ell\,\rho_g, r_g), \qquad \rho = \mathrm{softmax}(\text{out}), \qquad
+              \ell = \textstyle\sum_g x_g,
+
+    with a dispersion :math:`r_g` per gene.
+    """
+
+    counts = True
+
+    def n_outputs(self, n_pixels: int) -> int:
+        """One logit per gene."""
+        return n_pixels
+
+    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
+        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, p) -> (K, *batch)``, ``log_dispersion (p)``."""
+        # without counts every mean is zero, and so is the log-probability
+        log_library = x.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny).log()
+        at, family = CountParameters(out.log_softmax(-1) + log_library, log_dispersion), NegativeBinomial()
+        return fixed_part(family, x, at) + family.moving(x, at)
 
 
 def _elliptical(out: Tensor, df: Tensor | None = None) -> Elliptical:
@@ -110,6 +145,9 @@ class M1M2(nn.Module):
         Widths of the hidden layers of both networks.
     likelihood
         The distribution of pixels, by default `BernoulliLikelihood`.
+    n_batches
+        The number of batches that observations come from, 0 if there is one. They are one-hot columns of x behind the
+        pixels, and inputs of decoder and encoder.
     generator
         Draws the initial weights.
 
@@ -126,6 +164,8 @@ class M1M2(nn.Module):
 
     stackable = True
     broadcasts_states = True
+    rates: ClassVar[Mapping[str, float]] = {"log_dispersion": CountModel.rates["log_dispersion"]}
+    """Learning rates relative to that of the networks."""
 
     def __init__(
         self,
@@ -136,19 +176,40 @@ class M1M2(nn.Module):
         d_u: int = 10,
         hidden: Sequence[int] = (128,),
         likelihood: PixelLikelihood | None = None,
+        n_batches: int = 0,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.n_pixels, self.n_classes = check_count(n_pixels, name="n_pixels"), check_count(n_classes, name="n_classes")
         self.d_z, self.d_u = check_count(d_z, name="d_z"), check_count(d_u, name="d_u")
         self.likelihood: PixelLikelihood = likelihood or BernoulliLikelihood()
-        n_out = self.likelihood.n_outputs(n_pixels)
-        self.decoder = MLP(d_z, n_out, hidden, generator=generator, activation=F.selu)
+        self.n_batches, n_out = n_batches, self.likelihood.n_outputs(n_pixels)
+        self.decoder = MLP(d_z + n_batches, n_out, hidden, generator=generator, activation=F.selu)
         self.between = Joint(n_classes, d_u, 2 * d_z, hidden, generator=generator)
+        self.log_dispersion = nn.Parameter(torch.zeros(n_pixels)) if self.likelihood.counts else None
+
+    @torch.no_grad()
+    def start(self, x: Tensor) -> M1M2:
+        """Set proportions and dispersions of counts to moment estimates, if the model has them; returns the model.
+
+        Shapes: ``x (n, p + n_batches)``.
+        """
+        if self.log_dispersion is not None:
+            estimates = moments(x[..., : self.n_pixels], inflated=False)
+            self.decoder.layers[-1].get_parameter("bias").copy_(estimates.log_proportion)
+            self.log_dispersion.copy_(estimates.log_dispersion)
+        return self
 
     def log_likelihood(self, x: Tensor, z: Tensor) -> Tensor:
-        """Log p(x | z). Shapes: ``(*batch, p), (K, *batch, d_z) -> (K, *batch)``."""
-        return self.likelihood.log_prob(x, self.decoder(z))
+        """Log p(x | z). Shapes: ``(*batch, p + n_batches), (K, *batch, d_z) -> (K, *batch)``."""
+        if x.shape[-1] != self.n_pixels + self.n_batches:
+            raise ShapeError(
+                f"x has {x.shape[-1]} columns, the model {self.n_pixels} pixels, {self.n_batches} batches."
+            )
+        pixels, batch = x.tensor_split([self.n_pixels], -1)
+        inputs = torch.cat([z, batch.expand(*z.shape[:-1], -1)], -1) if self.n_batches else z
+        dispersion = None if self.log_dispersion is None else per_member(self.log_dispersion, 1)
+        return self.likelihood.log_prob(pixels, self.decoder(inputs), dispersion)
 
     def conditional(self, c: Tensor, u: Tensor) -> Elliptical:
         """P(z | c, u). Shapes: ``(..., classes), (..., d_u) -> distribution over (..., d_z)``."""
@@ -226,6 +287,21 @@ class Recognition(nn.Module):
         return _elliptical(self.auxiliary(c, z))
 
 
+class CountEncoder(nn.Module):
+    """A network of log(1 + counts), and of the batches behind them as they are; can be stacked."""
+
+    stackable = True
+
+    def __init__(self, network: nn.Module, n_genes: int) -> None:
+        super().__init__()
+        self.network, self.n_genes = network, n_genes
+
+    def forward(self, x: Tensor, drop: Activation = no_dropout) -> Tensor:
+        """Shapes: ``(..., n, genes + n_batches) -> (..., n, out)``."""
+        counts, batch = x.tensor_split([self.n_genes], -1)
+        return self.network(torch.cat([counts.log1p(), batch], -1), drop)
+
+
 def recognition(
     model: M1M2,
     *,
@@ -257,11 +333,12 @@ def recognition(
     >>> q.log_class(q.z_given(torch.zeros(5, 16)).loc).shape
     torch.Size([5, 3])
     """
-    n_out = 2 * model.d_z
+    n_in, n_out = model.n_pixels + model.n_batches, 2 * model.d_z
     if image_shape is None:
-        encoder: nn.Module = MLP(model.n_pixels, n_out, (*hidden, *hidden[-1:]), generator=generator, activation=F.selu)
-    elif math.prod(image_shape) != model.n_pixels:
-        raise SettingError(f"image_shape={image_shape} does not hold the model's {model.n_pixels} pixels.")
+        encoder: nn.Module = MLP(n_in, n_out, (*hidden, *hidden[-1:]), generator=generator, activation=F.selu)
+        encoder = CountEncoder(encoder, model.n_pixels) if model.likelihood.counts else encoder
+    elif math.prod(image_shape) != n_in:
+        raise SettingError(f"image_shape={image_shape} does not hold the model's {n_in} pixels.")
     else:
         encoder = CNN(image_shape, n_out, hidden=hidden, generator=generator)
     return Recognition(

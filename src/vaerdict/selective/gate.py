@@ -3,7 +3,7 @@ r"""Whether query rows are exchangeable with reference rows of the same predicte
 Conformal rates (`vaerdict.selective.find_novel`) hold only if calibration rows and the known rows of the query are
 exchangeable. A shift between laboratories, donors or conditions moves rows of every class, and a classifier can then
 tell reference from query within classes. Novel rows change the few classes they are mistaken for, and a different
-composition changes none. Hence the statistic is the median over classes.
+composition changes none. Hence the half of the classes that differ most does not count.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def exchangeability(
     """Test whether reference and query rows are exchangeable within groups.
 
     In each group a ridge discriminant of the features and their squares tells query from reference rows, and is
-    measured by its AUROC within five folds of cross-validation. The statistic is the median over groups (the lower one
-    of an even number). It is compared with that of random permutations of the marks within groups.
+    measured by its AUROC within five folds of cross-validation, standardised by random permutations of the marks within
+    the group. The statistic is the mean over the half of the groups in which it is smallest. Permutations give its
+    p-value.
 
     If the rows of each group are exchangeable, in all groups but `novel_groups` of them, the test fails with
     probability at most `level`. In the others the rows may differ in any way, as they do where rows of a novel class
@@ -141,8 +142,8 @@ def exchangeability(
         groups.append(GroupAuroc(name, *sizes, float(aurocs[-1][0]) if min(sizes) >= MIN_ROWS else np.nan))
     if not aurocs:
         return Exchangeability(np.nan, np.nan, level, tuple(groups))
-    p_value, median = _median_test(np.stack(aurocs, 1), novel_groups)
-    return Exchangeability(p_value, median, level, tuple(groups))
+    permuted = np.stack(aurocs, 1)
+    return Exchangeability(_p_value(permuted, novel_groups), float(np.median(permuted[0])), level, tuple(groups))
 
 
 def _permuted_aurocs(reference: np.ndarray, query: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -188,18 +189,18 @@ def _ridge(train: np.ndarray, test: np.ndarray, target: np.ndarray) -> np.ndarra
     return test @ train.T @ np.linalg.solve(train @ train.T + _RIDGE * n * np.eye(n), target)
 
 
-def _median_test(auroc: np.ndarray, novel_groups: int) -> tuple[float, float]:
-    """P-value and lower median of the first row, the others being permutations. Shapes: ``(n + 1, groups)``.
+def _p_value(auroc: np.ndarray, novel_groups: int) -> float:
+    """P-value of the first row, the others being permutations. Shapes: ``(n + 1, groups)``.
 
     A group whose rows differ adds at most a value above all others. The permutations are therefore compared with such
     a value in place of that group; which group it is, is not known, so the largest p-value counts.
     """
-    n_groups = auroc.shape[1]
-    middle = (n_groups - 1) // 2
-    median = np.sort(auroc[0])[middle]
+    spread, n_groups = auroc.std(0), auroc.shape[1]
+    standardised, lower = (auroc - auroc.mean(0)) / np.where(spread > 0, spread, 1), (n_groups + 1) // 2
+    statistic = np.sort(standardised[0])[:lower].mean()
     n_remaining = n_groups - min(novel_groups, n_groups // 2)
     p_values = []
     for remaining in combinations(range(n_groups), n_remaining):
-        permuted = np.sort(auroc[1:, remaining], 1)[:, middle]
-        p_values.append((1 + (permuted >= median - 1e-12).sum()) / len(auroc))
-    return float(max(p_values)), float(median)
+        permuted = np.sort(standardised[1:, remaining], 1)[:, :lower].mean(1)
+        p_values.append((1 + (permuted >= statistic - 1e-12).sum()) / len(auroc))
+    return float(max(p_values))

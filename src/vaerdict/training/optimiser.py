@@ -24,7 +24,8 @@ class FlatParameters:
     """Rebinds a module's trainable parameters as views of one matrix ``values (members, size)``.
 
     The first axis of each parameter of a stacked module is the member; a module that is not stacked has one member.
-    The attribute ``rates`` of a module maps names of parameters to factors on their learning rate.
+    The attribute ``rates`` of a module, or of one inside it, maps names of its parameters to factors on their learning
+    rate.
     """
 
     def __init__(self, module: nn.Module, members: int) -> None:
@@ -37,7 +38,12 @@ class FlatParameters:
             end = start + row.shape[1]
             parameter.data = self.values[:, start:end].view(parameter.shape)
             start = end
-        self.rates = self._rate_factors(getattr(module, "rates", {}), list(named))
+        rates = {
+            f"{inside}.{name}".removeprefix("."): factor
+            for inside, part in module.named_modules()
+            for name, factor in getattr(part, "rates", {}).items()
+        }
+        self.rates = self._rate_factors(rates, list(named))
 
     def __len__(self) -> int:
         return self.values.shape[1]
