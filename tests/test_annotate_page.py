@@ -155,6 +155,18 @@ def test_types_too_small_to_be_compared_are_shown_without_a_number(run):
     assert "Difference of query from calibration cells" in text(report)
 
 
+def test_labels_by_a_model_are_shown_beside_the_regression(run, tmp_path):
+    results = json.loads((run / "results.json").read_text())
+    (regression,) = results["labels"]["calibration"].values()
+    both = {"logistic regression": regression, "SCANVI, classifier": regression | {"accuracy": 0.5}}
+    labels = {"method": "SCANVI, classifier", "message": "The classifier is used.", "calibration": both}
+    report = from_run(changed(run, tmp_path / "run", labels=labels))
+    printed = text(report)
+    assert "CAUTION: Labels by SCANVI, classifier: 50 % are right" in printed
+    assert "The classifier is used." in printed
+    assert [row["method"] for row in report_rows(report, "calibration")] == list(both)
+
+
 @pytest.mark.parametrize("missing", ["types", "labels", "settings", "confusion"])
 def test_results_that_lack_something_are_refused(run, tmp_path, missing):
     folder = changed(run, tmp_path / "run")
