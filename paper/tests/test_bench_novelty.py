@@ -33,14 +33,13 @@ def test_problems_hide_one_class_from_labels_only(data, n_labels):
     again, other = (tables.problem(data, n_labels, 1, seed=seed) for seed in (3, 4))
     assert (again.query == given.query).all()
     assert (other.query != given.query).any()
-    train = np.concatenate([given.labelled, given.unlabelled])
-    rows = np.concatenate([train, given.query])
+    rows = np.concatenate([given.labelled, given.unlabelled, given.query])
     assert len(np.unique(rows, axis=0)) > 0.99 * len(rows)  # no row twice, up to equal rows of the table
     if data == tables.DIGITS:  # as they are
         assert (rows.min(), rows.max()) == (0, 1)
     else:
-        np.testing.assert_allclose(train.mean(0), 0, atol=1e-9)
-        np.testing.assert_allclose(train.std(0), 1)
+        np.testing.assert_allclose(given.unlabelled.mean(0), 0, atol=1e-9)
+        np.testing.assert_allclose(given.unlabelled.std(0), 1)
 
 
 def test_cells_are_read_without_anndata(tmp_path, monkeypatch):

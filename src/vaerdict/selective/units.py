@@ -113,13 +113,20 @@ def _clustered(rows: np.ndarray, n_units: int, seed: int) -> np.ndarray:
 
 
 def _aligned(known: np.ndarray, code: np.ndarray, pool: np.ndarray) -> np.ndarray:
-    """Known rows moved onto the pool, class by class. Shapes: ``(n, d), (n,), (m, d) -> (n, d)``."""
+    """Known rows moved onto the pool, class by class. Shapes: ``(n, d), (n,), (m, d) -> (n, d)``.
+
+    Of the rows predicted to be of a class the nearer half counts, so that it is not moved onto a novel one.
+    """
     center = np.stack([np.median(known[code == c], 0) for c in range(code.max() + 1)])
     shift = np.zeros_like(center)
-    for _ in range(_ALIGNMENTS):
-        predicted = class_distances(known + shift[code], code, pool).argmin(1)
-        n = np.bincount(predicted, minlength=len(center))[:, None]
-        found = np.stack([np.median(pool[predicted == c], 0) if n[c] else center[c] for c in range(len(center))])
+    for step in range(_ALIGNMENTS):
+        distance = class_distances(known + shift[code], code, pool)
+        predicted, nearest = distance.argmin(1), distance.min(1)
+        found, n = center + shift, np.zeros((len(center), 1))
+        for c in np.unique(predicted):
+            rows = predicted == c
+            inner = rows & (nearest <= np.median(nearest[rows]))
+            found[c], n[c] = np.median(pool[inner], 0), inner.sum()
         common = np.median((found - center)[n[:, 0] > 0], 0)
-        shift = (n * (found - center) + _COMMON_ROWS * common) / (n + _COMMON_ROWS)
+        shift = (n * (found - center) + _COMMON_ROWS * common) / (n + _COMMON_ROWS) if step else common + 0 * center
     return known + shift[code]

@@ -38,8 +38,8 @@ _IMAGES = 20_000  # of MNIST, from which seeds draw
 class Problem(NamedTuple):
     """Labelled rows of all classes but the hidden one, unlabelled rows of all classes, and query rows to be judged.
 
-    Rows are in random order and scaled by the training rows as `vaerdict.SelectiveClassifier` scales them: standardised
-    unless all features lie in [0, 1].
+    Rows are in random order, and standardised unless all features lie in [0, 1], as by `vaerdict.SelectiveClassifier`.
+    The unlabelled rows alone set the scale, so that it treats labelled and query rows alike.
 
     Shapes: ``labelled (n, d)``, ``classes (n,)`` codes, ``unlabelled (u, d)``, ``query (m, d)``, ``hidden (m,)`` bool.
     """
@@ -68,7 +68,7 @@ def problem(data: str, n_labels: int, hidden: int, seed: int) -> Problem:
     train, query = np.split(rng.permutation(len(x))[: design.n_train + design.n_query], [design.n_train])
     labelled = train[y[train] != hidden][:n_labels]
     unlabelled = rng.permutation(np.setdiff1d(train, labelled))
-    center, spread = _scaling(x[train]) if x.min() < 0 or x.max() > 1 else (0.0, 1.0)
+    center, spread = _scaling(x[unlabelled]) if x.min() < 0 or x.max() > 1 else (0.0, 1.0)
     rows = [(x[i] - center) / spread for i in (labelled, unlabelled, query)]
     return Problem(rows[0], y[labelled], rows[1], rows[2], y[query] == hidden, seed)
 
