@@ -18,6 +18,8 @@ from vaerdict.annotation.figures import CellMap
 from vaerdict.annotation.page import document, from_run, types_table
 from vaerdict.core import DataError
 from vaerdict.report import text, write_page
+from vaerdict.report.document import Document
+from vaerdict.report.tables import Table
 
 ad, pd = pytest.importorskip("anndata"), pytest.importorskip("pandas")
 pytest.importorskip("sklearn")
@@ -65,6 +67,12 @@ def changed(run: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def report_rows(report: Document, name: str) -> list[dict[str, Any]]:
+    """The rows of a table of the report."""
+    blocks = [block for section in report.sections for block in section.blocks]
+    return next(list(block.rows) for block in blocks if isinstance(block, Table) and block.name == name)
+
+
 def test_the_result_comes_first(run):
     report = from_run(run)
     assert [section.heading for section in report.sections] == HEADINGS
@@ -73,7 +81,11 @@ def test_the_result_comes_first(run):
     assert report.summary[0].startswith(f"OK. Of 300 cells {counts['label']} have a label, {counts['novel']} are novel")
     assert f"{counts['novel']} cells are called novel at a false discovery rate of 10%" in report.summary[1]
     assert "3 of 3 types of the reference would have been found" in report.summary[2]
-    assert "OK: Novel cells" in text(report)
+    printed = text(report)
+    assert "OK: Novel cells" in printed
+    assert [row for row in report_rows(report, "rates") if row["rate"] == "10%"] == [
+        {"rate": "10%", "n_cells": counts["novel"]}
+    ]
 
 
 def test_the_page_is_whole_and_offline(run):
@@ -141,6 +153,18 @@ def test_types_too_small_to_be_compared_are_shown_without_a_number(run):
     report = document(lone, None)
     assert "gate-0" not in {picture.name for picture in report.pictures()}
     assert "Difference of query from calibration cells" in text(report)
+
+
+def test_labels_by_a_model_are_shown_beside_the_regression(run, tmp_path):
+    results = json.loads((run / "results.json").read_text())
+    (regression,) = results["labels"]["calibration"].values()
+    both = {"logistic regression": regression, "SCANVI, classifier": regression | {"accuracy": 0.5}}
+    labels = {"method": "SCANVI, classifier", "message": "The classifier is used.", "calibration": both}
+    report = from_run(changed(run, tmp_path / "run", labels=labels))
+    printed = text(report)
+    assert "CAUTION: Labels by SCANVI, classifier: 50 % are right" in printed
+    assert "The classifier is used." in printed
+    assert [row["method"] for row in report_rows(report, "calibration")] == list(both)
 
 
 @pytest.mark.parametrize("missing", ["types", "labels", "settings", "confusion"])

@@ -79,7 +79,7 @@ def document(results: Row, manifest: dict[str, Any] | None, cells: CellMap | Non
     sections = [
         ("Verdict", [findings(results)]),
         ("Cells", [*(cells.pictures() if cells else []), types_table(types)]),
-        ("Novel groups", _novel(novel, batches)),
+        ("Novel groups", [*_novel(novel, batches), _rates_table(rows_of(results, "rates", "fdr", "n_cells"), batches)]),
         ("Least explained clusters", _ranking(ranking)),
         ("Do reference and query look alike?", _gates(batches)),
         ("What could have been found", [*_audit(types, fdr, batches)]),
@@ -233,6 +233,15 @@ def _novel(novel: Sequence[Row], batches: Sequence[Row]) -> list[Block]:
     return [groups, *(_markers_table(group) for group in novel if group.get("markers"))]
 
 
+def _rates_table(rates: Sequence[Row], batches: Sequence[Row]) -> Table | None:
+    if not rates or not any(b["promised"] for b in batches):
+        return None
+    columns = (Column("rate", "false discovery rate"), Column("n_cells", "novel cells"))
+    rows = [{"rate": f"{row['fdr']:.0%}", "n_cells": row["n_cells"]} for row in rates]
+    note = "A rate that was chosen after looking at this table does not hold."
+    return Table("rates", "Cells that would be called novel at other rates", columns, rows, note)
+
+
 def _markers(group: Row) -> str:
     if group["n_cells"] < FEWEST or "markers" not in group:
         return "too few cells" if group["n_cells"] < FEWEST else "not sought"
@@ -272,9 +281,9 @@ def _ranking(ranking: Sequence[Row]) -> list[Block | None]:
 def _gates(batches: Sequence[Row]) -> list[Block | None]:
     intro = (
         "The rate holds if known cells of reference and query are exchangeable. Calibration and query cells of the "
-        "same predicted type are therefore compared by a permutation test of the median AUROC over types. The shares "
-        "of types may differ, and cells called novel are left out. A test that passes does not prove that the cells "
-        "are alike: with few cells only a large shift is seen."
+        "same predicted type are therefore compared by a permutation test of the AUROC in the half of the types that "
+        "differ least. Cells called novel are left out. A test that passes does not prove that the cells are alike: "
+        "with few cells only a large shift is seen."
     )
     pictures = [gate_picture(batch, f"gate-{i}") for i, batch in enumerate(batches[:_GATES])]
     return [intro, *pictures, *([_batches_table(batches)] if len(batches) > 1 else []), _gate_table(batches)]

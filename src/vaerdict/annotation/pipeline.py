@@ -34,6 +34,8 @@ LABEL, NOVEL, UNDECIDED = "label", "novel", "undecided"
 FEWEST_CALIBRATION = 20
 """Least number of query cells of known type that can calibrate."""
 
+_RATES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)  # at which numbers of calls are reported
+
 _FEWEST_OF_BATCH = 100  # reference cells of a batch that judge the query cells of the same batch alone
 
 
@@ -151,6 +153,7 @@ class _Run:
             "confusion": {"types": probabilities.types.tolist(), "counts": probabilities.confusion.tolist()},
             "batches": [_batch_record(name, rows, found) for name, rows, found in batches],
             "novel": records,
+            "rates": [{"fdr": rate, "n_cells": int((table["q_novel"] <= rate).sum())} for rate in _RATES],
             "ranking": ranking,
             "warnings": self.warnings,
             "settings": asdict(options),
