@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import annotate_toys as toys
 import numpy as np
 import pytest
 from scipy import sparse, stats
 
+import annotate_toys as toys
 import vaerdict as vd
 from vaerdict.annotation import groups, novelty
 from vaerdict.annotation.features import principal_components
@@ -64,6 +64,22 @@ def test_another_composition_is_neither_refused_nor_novel():
     runs = [judged(seed, n_novel=0, share=share)[0] for seed in range(20)]
     assert stats.binom.sf(sum(not run.promised for run in runs) - 1, 20, 0.1) > 1e-4
     assert_rate([float(run.novel.any()) for run in runs])
+
+
+def test_the_rate_holds_where_the_composition_differs_and_cells_are_novel():
+    """Cells of a type that is rare in the reference and frequent in the query are not called for that."""
+    rng, known, runs = np.random.default_rng(2), np.array(["alpha", "beta", "gamma"]), []
+    for seed in range(10):
+        reference = toys.cells(rng.choice(known, 300, p=[0.2, 0.3, 0.5]), seed=2 * seed + 50)
+        kinds = np.concatenate([rng.choice(known, 250, p=[0.7, 0.2, 0.1]), np.repeat("delta", 50)])
+        counts = np.concatenate([reference.X, toys.cells(kinds, seed=2 * seed + 51).X])
+        rows = principal_components(sparse.csr_matrix(counts), counts.sum(1).astype(float), 20, seed=seed)
+        types = reference.obs["cell_type"].to_numpy().astype(str)
+        found = novelty.find_novel_cells(rows[:300], types, rows[300:], fdr=0.1, level=0.001, seed=seed)
+        assert found.weighted
+        runs.append((found, kinds == "delta"))
+    assert_rate([fdp(*run) for run in runs])
+    assert np.mean([found.novel[novel].mean() for found, novel in runs]) > 0.4
 
 
 def test_a_shift_is_refused_and_its_cells_are_ranked():

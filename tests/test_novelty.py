@@ -211,6 +211,21 @@ def test_learned_scores_are_cross_fitted_and_reproducible():
     assert in_sample.mean() > across.mean() + 0.1  # a forest recognises the rows it was fitted on
 
 
+def test_weighted_p_values_hold_where_the_shares_of_classes_differ():
+    """Rows of two classes with different scores, in other shares: P(p <= 0.1) <= 0.1 with weights, not without."""
+    rng, n = np.random.default_rng(8), 4000
+    calibration_class, query_class = rng.random(n) < 0.1, rng.random(n) < 0.6
+    calibration, score = rng.normal(2.0 * calibration_class), rng.normal(2.0 * query_class)
+    ratio = {True: 6.0, False: 0.4 / 0.9}
+    weights = [np.array([ratio[c] for c in mask.tolist()]) for mask in (calibration_class, query_class)]
+    p = conformal_p_values(calibration, score, calibration_weight=weights[0], weight=weights[1])
+    error = 4 * (0.1 * 0.9 / n) ** 0.5 * 3  # four standard errors, of calibration rows with weights up to six too
+    assert abs((p <= 0.1).mean() - 0.1) < error
+    assert (conformal_p_values(calibration, score) <= 0.1).mean() > 0.1 + error
+    same = conformal_p_values(calibration, score, calibration_weight=np.full(n, 2.0), weight=np.full(n, 2.0))
+    np.testing.assert_allclose(same, conformal_p_values(calibration, score))
+
+
 # ------------------------------------------------------------------------------------------------ exchangeability
 def split(seed: int, *, n: int = 300, shift: float = 0.0, novel: float = 0.0, rare: bool = False) -> tuple:
     """Reference and query rows of five classes and their classes: shifted, with novel rows, or other shares."""
@@ -324,6 +339,16 @@ ROWS = np.zeros((3, 2))
             lambda: find_novel(lambda known, classes, pool: pool[:2, 0], ROWS, np.ones(3), ROWS, ROWS),
             ShapeError,
             "the novelty score returned 2 numbers for 6 rows",
+        ),
+        (
+            lambda: conformal_p_values(np.ones(3), np.ones(2), weight=np.ones(2)),
+            SettingError,
+            "calibration_weight= and weight= belong together",
+        ),
+        (
+            lambda: conformal_p_values(np.ones(3), np.ones(2), calibration_weight=np.zeros(3), weight=np.ones(2)),
+            DataError,
+            "weights must be positive",
         ),
         (lambda: NearestNeighbours(0), SettingError, "k=0 must be a whole number"),
         (lambda: Learned()(ROWS, np.ones(3), ROWS), DataError, "folds=5 for a pool of 3 rows"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from vaerdict.core import Progress
 from vaerdict.selective import (
@@ -22,15 +23,17 @@ _AUDIT_CELLS = 3000  # reference cells of the audit
 _AUDIT_TYPE = 60  # of each type at least, where there are so many
 _AUDIT_REPEATS = 2
 _ROUNDING = 1e-9
+_SAME_SHARES = 0.01  # p-value above which types count as equally frequent in query and calibration
 
 
 @dataclass(frozen=True, eq=False)
 class Novelty:
     """What was found of the cells of one batch of the query.
 
-    ``promised`` says whether the rate is stated; p, q and calls are NaN and False where it is not, and ``score`` is
-    then that of units after the known types were moved onto the query. Calibration cells of the query are not judged:
-    their numbers are NaN too.
+    ``weighted`` says whether types are so differently frequent in query and calibration that calibration cells were
+    weighted by the ratio of their shares. ``promised`` says whether the rate is stated; p, q and calls are NaN and
+    False where it is not, and ``score`` is then that of units after the known types were moved onto the query.
+    Calibration cells of the query are not judged: their numbers are NaN too.
 
     Shapes: ``score, p, q, novel, unit, predicted (cells,)``.
     """
@@ -44,6 +47,7 @@ class Novelty:
     gate: Exchangeability
     n_calibration: int
     fewest: int
+    weighted: bool
 
     @property
     def promised(self) -> bool:
@@ -94,7 +98,11 @@ def find_novel_cells(
     pool = np.concatenate([calibrating, query[judged]])
     units = ConformalUnits(align=align, seed=seed).judge(known, known_types, pool[order])
     score, unit, predicted = units.score[place], units.unit[place], units.predicted[place]
-    p = conformal_p_values(score[:n], score[n:])
+    p, weighted = conformal_p_values(score[:n], score[n:]), False
+    called = _called(score, q_values(p), n, fdr)
+    weight = _weights(predicted, called, n)
+    if weight is not None:
+        p, weighted = conformal_p_values(score[:n], score[n:], calibration_weight=weight[:n], weight=weight[n:]), True
     q = q_values(p)
     called = _called(score, q, n, fdr)
     gate = _gate(pool, predicted, called, n, level, seed)
@@ -102,7 +110,7 @@ def find_novel_cells(
         if not align:
             units = ConformalUnits(align=True, seed=seed).judge(reference, types, query)
             score, unit, predicted, n = units.score, units.unit, units.predicted, 0
-        p, q, called = np.full(len(p), np.nan), np.full(len(p), np.nan), np.zeros(len(score), dtype=bool)
+        p, q = np.full(len(p), np.nan), np.full(len(p), np.nan)
 
     def spread(values: np.ndarray, missing: Any) -> np.ndarray:
         out = np.full(len(query), missing, dtype=values.dtype)
@@ -113,13 +121,28 @@ def find_novel_cells(
         score=spread(score[n:], np.nan),
         p=spread(p, np.nan),
         q=spread(q, np.nan),
-        novel=spread(called[n:], False),
+        novel=spread(q <= fdr * (1 + _ROUNDING), False),
         unit=spread(unit[n:], -1),
         predicted=spread(predicted[n:].astype(object), None),
         gate=gate,
         n_calibration=len(calibrating),
         fewest=fewest_novel(int(judged.sum()), len(calibrating), fdr),
+        weighted=weighted,
     )
+
+
+def _weights(predicted: np.ndarray, called: np.ndarray, n: int) -> np.ndarray | None:
+    """Ratio of the shares of predicted types in query and calibration; None where they do not differ clearly.
+
+    Cells that look novel are left out. Shapes: ``(pool,), (pool,) -> (pool,)``.
+    """
+    names, code = np.unique(predicted, return_inverse=True)
+    from_query = np.arange(len(predicted)) >= n
+    count = np.stack([np.bincount(code[rows & ~called], minlength=len(names)) for rows in (~from_query, from_query)])
+    if len(names) < 2 or stats.chi2_contingency(count + 0.5).pvalue > _SAME_SHARES:
+        return None
+    share = (count + 0.5) / (count + 0.5).sum(1, keepdims=True)
+    return (share[1] / share[0])[code]
 
 
 def _half(types: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -132,7 +155,7 @@ def _half(types: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _called(score: np.ndarray, q: np.ndarray, n: int, fdr: float) -> np.ndarray:
-    """Cells of the pool with a score as large as that of a query cell called novel. Shapes: ``(pool,) -> (pool,)``."""
+    """Cells of the pool that look as novel as a query cell that is called. Shapes: ``(pool,), (query,) -> (pool,)``."""
     novel = q <= fdr * (1 + _ROUNDING)
     return score >= (score[n:][novel].min() if novel.any() else np.inf)
 

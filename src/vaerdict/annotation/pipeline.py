@@ -328,6 +328,7 @@ def _batch_record(name: str | None, rows: np.ndarray, found: Novelty) -> dict[st
         "n_novel": int(found.novel.sum()),
         "fewest": found.fewest,
         "promised": found.promised,
+        "weighted": found.weighted,
         "p_value": gate.p_value,
         "median_auroc": gate.median_auroc,
         "level": gate.level,

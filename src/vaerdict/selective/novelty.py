@@ -43,6 +43,8 @@ def conformal_p_values(
     *,
     calibration_group: np.ndarray | None = None,
     group: np.ndarray | None = None,
+    calibration_weight: np.ndarray | None = None,
+    weight: np.ndarray | None = None,
 ) -> np.ndarray:
     r"""Conformal p-values :math:`p_j = (1 + \#\{i : s_i \ge s_j\}) / (n + 1)` of scores against calibration scores.
 
@@ -50,6 +52,10 @@ def conformal_p_values(
     over both. With groups (Mondrian), a row is compared with the calibration rows of its own group, and the statement
     holds within each group. The group of a row must follow from the row by one rule for calibration and query rows
     alike, for example its predicted class. A row whose group has no calibration row has p = 1.
+
+    With weights, :math:`p_j = (w_j + \sum_{i : s_i \ge s_j} w_i) / (w_j + \sum_i w_i)`, and the statement holds if the
+    known query rows have a density w times that of the calibration rows, for example where the shares of classes
+    differ and w is their ratio.
 
     Parameters
     ----------
@@ -59,6 +65,8 @@ def conformal_p_values(
         Scores of the query rows, ``(m,)``.
     calibration_group, group
         Groups of both, ``(n,)`` and ``(m,)``; None for one group.
+    calibration_weight, weight
+        Density ratios of both, ``(n,)`` and ``(m,)``, up to a common factor; None for one.
 
     Returns
     -------
@@ -67,7 +75,8 @@ def conformal_p_values(
 
     References
     ----------
-    Vovk, Gammerman and Shafer (2005), Algorithmic learning in a random world, chapters 2 and 4.
+    Vovk, Gammerman and Shafer (2005), Algorithmic learning in a random world, chapters 2 and 4; Tibshirani, Foygel
+    Barber, Candes and Ramdas (2019), Conformal prediction under covariate shift.
 
     Examples
     --------
@@ -75,17 +84,26 @@ def conformal_p_values(
     [0.1, 0.2, 1.0]
     """
     calibration, score = _check_scores(calibration, "calibration"), _check_scores(score, "score")
-    if calibration_group is None and group is None:
-        n_as_large = len(calibration) - np.searchsorted(np.sort(calibration), score, side="left")
-        return (1 + n_as_large) / (len(calibration) + 1)
+    for name, pair in (("group", (calibration_group, group)), ("weight", (calibration_weight, weight))):
+        if (pair[0] is None) != (pair[1] is None):
+            raise SettingError(f"calibration_{name}= and {name}= belong together; give both or neither.")
+    ones = np.ones(len(calibration)), np.ones(len(score))
+    calibration_weight = _check_weights(ones[0] if calibration_weight is None else calibration_weight, len(calibration))
+    weight = _check_weights(ones[1] if weight is None else weight, len(score))
     if calibration_group is None or group is None:
-        raise SettingError("calibration_group= and group= belong together; give both or neither.")
+        order = np.argsort(calibration)
+        below = np.concatenate([[0.0], np.cumsum(calibration_weight[order])])
+        as_large = below[-1] - below[np.searchsorted(calibration[order], score, side="left")]
+        return (weight + as_large) / (weight + below[-1])
     calibration_group = check_groups(calibration_group, len(calibration), "calibration_group")
     group = check_groups(group, len(score), "group")
     p = np.ones(len(score))
     for name in np.unique(group):
         rows = group == name
-        p[rows] = conformal_p_values(calibration[calibration_group == name], score[rows])
+        others = calibration_group == name
+        p[rows] = conformal_p_values(
+            calibration[others], score[rows], calibration_weight=calibration_weight[others], weight=weight[rows]
+        )
     return p
 
 
@@ -356,6 +374,13 @@ def _check_scores(score: np.ndarray, name: str) -> np.ndarray:
     if np.isnan(score).any():
         raise DataError(f"{np.isnan(score).sum()} of {len(score)} values of {name} are NaN; they cannot be ranked.")
     return score
+
+
+def _check_weights(weight: np.ndarray, n: int) -> np.ndarray:
+    weight = check_groups(np.asarray(weight, dtype=np.float64), n, "weight")
+    if not (np.isfinite(weight) & (weight > 0)).all():
+        raise DataError("weights must be positive and finite.")
+    return weight
 
 
 def _check_pool(score: np.ndarray, n: int) -> np.ndarray:
