@@ -148,7 +148,7 @@ class CrossFitted(NamedTuple):
 def cross_fitted(classifier: SelectiveClassifier) -> CrossFitted:
     """Refit without each fifth of the labels and answer for it; from 1,000 labels on without 200 of them only.
 
-    A label that is the only one of its class is not compared.
+    At most 200 labels are compared, and none that is the only one of its class.
     """
     rows = classifier.rows_
     order = np.random.RandomState(classifier.seed_).permutation(len(rows.codes))
@@ -156,7 +156,7 @@ def cross_fitted(classifier: SelectiveClassifier) -> CrossFitted:
     parts: list[CrossFitted] = []
     for fold in folds:
         others = np.setdiff1d(order, fold)
-        test = fold[np.isin(rows.codes[fold], rows.codes[others])]
+        test = fold[np.isin(rows.codes[fold], rows.codes[others])][: _MAX_COMPARED // len(folds)]
         if not len(test):
             continue
         x = classifier._scaled(np.concatenate([rows.labelled[others], rows.unlabelled]))
