@@ -19,7 +19,7 @@ import torch
 import vaerdict as vd
 from vaerdict import decisions, selective
 from vaerdict.core import DataError, SettingError
-from vaerdict.inference.m1m2_steps import fit_m1m2_steps
+from vaerdict.inference.m1m2_steps import M1M2Steps, fit_m1m2_steps
 from vaerdict.noise import CommonRandomNumbers, Iid, seeded
 from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 
@@ -28,7 +28,7 @@ pytest.importorskip("sklearn")
 from sklearn.datasets import load_digits, make_blobs
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from vaerdict.classify.estimator import threads
+from vaerdict.classify.fitting import threads
 from vaerdict.classify.preprocessing import (
     MIN_HELD_OUT,
     check_range,
@@ -37,10 +37,11 @@ from vaerdict.classify.preprocessing import (
     scaling,
     unlabelled,
     with_rejects,
+    without_missing,
 )
 from vaerdict.classify.storage import write
 
-SMALL = {"epochs": 20, "learning_rate": 0.01, "objectives": ("VAE",), "proposals": (), "n_draws": 50, "hidden": (32,)}
+SMALL = {"epochs": 20, "proposals": (), "n_draws": 50, "hidden": (32,), "n_particles": 5}
 
 
 def small(**changes) -> vd.SelectiveClassifier:
@@ -66,12 +67,13 @@ def digits():
 @pytest.fixture(scope="module")
 def reader(digits):
     """A classifier fitted by all three steps at small size, with a free class."""
-    return small(epochs=50, objectives=("VAE", "WW"), proposals=("CHI",), n_draws=200, n_free=1).fit(*digits[:2])
+    steps = {"objectives": ("VAE", "WW"), "proposals": ("CHI",), "estimator": "auto"}
+    return small(epochs=50, cost=0.1, n_draws=200, n_free=1, **steps).fit(*digits[:2])
 
 
 @pytest.fixture(scope="module")
 def decided(digits, reader):
-    return reader.decide(digits[2])
+    return reader.decide(digits[2], evidence=True)
 
 
 # ------------------------------------------------------------------------------------------------ conventions
@@ -95,10 +97,38 @@ def test_classes_may_be_strings(dtype):
 
 
 @pytest.mark.parametrize(
-    "y", [[0, -1, 3], [0.0, -1.0, 3.0], ["a", "", "b"], ["a", -1, "b"], np.array(["a", -1, "b"], dtype=object)]
+    "y",
+    [
+        [0, -1, 3],
+        [0.0, -1.0, 3.0],
+        [0.0, np.nan, 3.0],
+        [0, None, 3],
+        ["a", "", "b"],
+        ["a", -1, "b"],
+        ["a", None, "b"],
+        np.array(["a", -1, "b"], dtype=object),
+        np.array(["a", np.nan, "b"], dtype=object),
+        np.array([True, None, False], dtype=object),
+    ],
 )
 def test_values_that_mark_unlabelled_rows(y):
     assert unlabelled(np.asarray(y)).tolist() == [False, True, False]
+    filled = np.asarray(without_missing(y))
+    assert unlabelled(filled).tolist() == [False, True, False]
+    assert filled[[0, 2]].tolist() == np.asarray(y)[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+@pytest.mark.parametrize("names", [[0, 1, 2], [0.0, 1.0, 2.0], ["a", "b", "c"]])
+def test_missing_labels_are_as_good_as_minus_one(missing, names):
+    X, code = blobs(40)
+    y = np.array(names, dtype=object)[code]
+    y[20:] = missing
+    marked = np.where(np.arange(40) < 20, np.array(names)[code], "" if isinstance(names[0], str) else -1)
+    fitted, same = small(epochs=2).fit(X, y), small(epochs=2).fit(X, marked)
+    assert fitted.classes_.tolist() == same.classes_.tolist() == names
+    assert np.array_equal(fitted.predict_proba(X), same.predict_proba(X))
+    assert fitted.score(X, y) == same.score(X, marked)
 
 
 def test_unlabelled_rows_form_no_class_and_are_ignored_by_the_score():
@@ -148,12 +178,26 @@ def test_every_row_has_its_evidence(digits, decided):
     n = len(digits[2])
     assert decided.prob.shape == (n, 9)
     np.testing.assert_allclose(decided.prob.sum(1), 1)
-    for column in decided[4:10]:
+    for column in (decided.score, decided.free, *decided.evidence):
         assert column.shape == (n,)
-    assert set(decided.stage) <= {"MIS", "REFINED"}
-    assert set(decided.verdict) <= {0, 1, 2}
-    assert (decided.verdict == vd.Verdict.OK).mean() > 0.8
+    assert set(decided.evidence.stage) <= {"MIS", "REFINED"}
+    assert set(decided.evidence.verdict) <= {0, 1, 2}
+    assert (decided.evidence.verdict == vd.Verdict.OK).mean() > 0.8
+    assert np.isfinite(decided.evidence.log_evidence).all()
     assert ((decided.free >= 0) & (decided.free <= 1)).all()
+
+
+def test_the_plugin_decides_without_importance_sampling(monkeypatch):
+    X, y = blobs(110)
+    fitted = small(alpha=0.2, reject_by="entropy").fit(X, y)
+    with_evidence = fitted.decide(X, evidence=True)
+    monkeypatch.setattr(M1M2Steps, "posterior", lambda *_, **__: pytest.fail("importance sampling"))
+    decided = fitted.decide(X)
+    fitted.predict_proba(X)
+    small(alpha=0.2, reject_by="entropy").fit(X, y)
+    assert decided.evidence is None
+    for before, after in zip(with_evidence[:-1], decided[:-1], strict=True):
+        assert np.array_equal(before, after)
 
 
 def test_decisions_follow_bayes_rule_with_a_free_class(decided):
@@ -166,12 +210,13 @@ def test_decisions_follow_bayes_rule_with_a_free_class(decided):
 
 def test_an_answer_does_not_depend_on_other_rows(digits, reader, decided):
     """Up to rounding; for refined rows within the Monte-Carlo error, because of kinks of the decoder."""
-    rows = np.r_[np.flatnonzero(decided.stage == "MIS")[:2], np.flatnonzero(decided.stage == "REFINED")[:2]]
+    stage = decided.evidence.stage
+    rows = np.r_[np.flatnonzero(stage == "MIS")[:2], np.flatnonzero(stage == "REFINED")[:2]]
     assert len(rows) == 4
-    part = reader.decide(digits[2][rows])
-    assert np.array_equal(part.stage, decided.stage[rows])
+    part = reader.decide(digits[2][rows], evidence=True)
+    assert np.array_equal(part.evidence.stage, stage[rows])
     np.testing.assert_allclose(part.prob[:2], decided.prob[rows[:2]], atol=1e-9)
-    np.testing.assert_allclose(part.mcse[:2], decided.mcse[rows[:2]], atol=1e-9)
+    np.testing.assert_allclose(part.evidence.mcse[:2], decided.evidence.mcse[rows[:2]], atol=1e-9)
     np.testing.assert_allclose(part.prob[2:], decided.prob[rows[2:]], atol=0.02)
 
 
@@ -193,13 +238,13 @@ def half_refused(monkeypatch):
     def fit(n: int, **settings):
         X, y = blobs(n)
         fitted = small(epochs=5, **settings)
-        corrected = fitted._corrected
+        posterior = M1M2Steps.posterior
 
-        def refusing(x):
-            answer = corrected(x)
+        def refusing(steps, x, *args, **kwargs):
+            answer = posterior(steps, x, *args, **kwargs)
             return replace(answer, verdict=torch.where(torch.arange(len(x)) % 2 == 0, int(vd.Verdict.REFUSE), 0))
 
-        monkeypatch.setattr(fitted, "_corrected", refusing)
+        monkeypatch.setattr(M1M2Steps, "posterior", refusing)
         return fitted.fit(X, y), X
 
     return fit
@@ -208,7 +253,7 @@ def half_refused(monkeypatch):
 def test_refused_rows_are_rejected_whatever_their_probability(half_refused):
     fitted, X = half_refused(30, estimator="corrected", cost=1.0)
     decided = fitted.decide(X)
-    refused = decided.verdict == vd.Verdict.REFUSE
+    refused = decided.evidence.verdict == vd.Verdict.REFUSE
     assert np.array_equal(decided.action == -1, refused)
     assert np.array_equal(decided.score > decided.threshold, refused)
     assert np.array_equal(fitted.predict(X), decided.label)  # never rejects
@@ -218,15 +263,17 @@ def test_refused_rows_are_rejected_whatever_their_probability(half_refused):
 
 def test_refused_weights_do_not_affect_the_plugin(half_refused):
     fitted, X = half_refused(30, estimator="plugin", cost=1.0)
-    assert (fitted.decide(X).action != -1).all()
+    assert (fitted.decide(X, evidence=True).action != -1).all()
 
 
 def test_refused_rows_count_towards_the_conformal_share(half_refused):
-    fitted, X = half_refused(110, alpha=0.6, estimator="corrected")
+    fitted, X = half_refused(110, alpha=0.6, reject_by="error", estimator="corrected")
     decided = fitted.decide(X)
-    assert (decided.action[decided.verdict == vd.Verdict.REFUSE] == -1).all()
+    assert (decided.action[decided.evidence.verdict == vd.Verdict.REFUSE] == -1).all()
     assert math.isfinite(fitted.threshold_)
-    fitted, X = half_refused(110, alpha=0.2, estimator="corrected")  # more are refused than may be rejected
+    fitted, X = half_refused(
+        110, alpha=0.2, reject_by="error", estimator="corrected"
+    )  # more are refused than may be rejected
     assert fitted.threshold_ == math.inf
     assert (fitted.decide(X).action != -1).all()
 
@@ -235,7 +282,7 @@ def test_refused_rows_count_towards_the_conformal_share(half_refused):
 def test_the_estimator_can_be_fixed(estimator):
     X, y = blobs(30)
     fitted = small(estimator=estimator).fit(X, y)
-    corrected = fitted.steps_.posterior(fitted._checked(X), 50, seed=fitted.seed_).prob
+    corrected = fitted.steps_.posterior(fitted._scaled(X), 50, seed=fitted.seed_).prob
     assert fitted.estimator_ == estimator
     assert np.allclose(fitted.predict_proba(X), corrected) == (estimator == "corrected")
 
@@ -256,23 +303,72 @@ def test_the_conformal_threshold_is_that_of_the_held_out_rows(reject_by):
 
 def test_with_few_labels_nothing_is_held_out():
     X, y = blobs()
-    fitted = small(objectives=("VAE", "WW"), proposals=("CHI",)).fit(X, y)
-    assert (fitted.n_held_out_, fitted.estimator_, fitted.agreement_, fitted.selection_) == (0, "plugin", None, ())
+    fitted = small(objectives=("VAE", "WW"), proposals=("CHI",), estimator="auto").fit(X, y)
+    assert (fitted.n_held_out_, fitted.estimator_, fitted.log_scores_, fitted.selection_) == (0, "plugin", {}, ())
     assert list(fitted.steps_.recognitions) == ["VAE"]
     with pytest.raises(
         SettingError, match=r"alpha=0.1 needs at least 20 held-out labels, but held_out=0.2 of 60 labels"
     ):
-        small(alpha=0.1).fit(X, y)
+        small(alpha=0.1, reject_by="error").fit(X, y)
+
+
+def test_labels_are_held_out_only_where_a_choice_needs_them():
+    X, y = blobs(110)
+    assert small(epochs=1).fit(X, y).n_held_out_ == 0
+    assert small(epochs=1, alpha=0.1).fit(X, y).n_held_out_ == 0
+    needed = {"estimator": "auto"}, {"objectives": ("VAE", "WW")}, {"alpha": 0.1, "reject_by": "error"}
+    for settings in (*needed, {"novelty": "evidence"}):
+        assert small(epochs=1, **settings).fit(X, y).n_held_out_ == 22
+
+
+def test_agreement_is_cross_fitted_where_nothing_was_held_out(monkeypatch, tmp_path):
+    X, y = blobs(40)
+    y[30:] = -1
+    fitted = small(epochs=30).fit(X, y)
+    trained_on = []
+    monkeypatch.setattr(
+        "vaerdict.classify.fitting.fit_m1m2_steps",
+        lambda make, x, labelled, *rest, **settings: (
+            trained_on.append((len(x), len(labelled))),
+            fit_m1m2_steps(make, x, labelled, *rest, **settings),
+        )[1],
+    )
+    again = vd.SelectiveClassifier.load(fitted.save(tmp_path / "fitted"))
+    for one in (fitted, again):
+        assert one.agreement_.n == 30
+        assert one.agreement_ is one.agreement_
+    assert trained_on == 10 * [(34, 24)]  # the labels of a fold are not trained on
+    assert fitted.agreement_ == again.agreement_
+    assert fitted.agreement_.accuracy > 0.9
+    alone = small(epochs=1).fit(X, np.where(np.arange(40) < 2, np.arange(40), -1))
+    with pytest.raises(DataError, match="2 labels, none of a class with another label"):
+        alone.agreement_  # noqa: B018
+    with pytest.raises(ValueError, match="not fitted"):
+        small().agreement_  # noqa: B018
+
+
+def test_progress_is_printed_on_request(capsys):
+    X, y = blobs(30)
+    small(epochs=20).fit(X, y)
+    assert capsys.readouterr().out == ""
+    fitted = small(epochs=20, verbose=1, estimator="corrected").fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[-1] == "[SelectiveClassifier] VAE (1 of 1): 20 of 20"
+    fitted.predict(X)
+    assert "p(c | x) by importance sampling: 30 of 30" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"estimator": "best"}, "estimator='best' is unknown; choose one of auto, plugin, corrected"),
-        ({"reject_by": "max"}, "reject_by='max' is unknown; choose one of error, entropy, free"),
+        ({"reject_by": "max"}, "reject_by='max' is unknown; choose one of auto, novelty, error, entropy, free"),
         ({"likelihood": "poisson"}, "likelihood='poisson' is unknown"),
         ({"cost": 2.0}, r"cost=2.0 must lie in \[0, 1\]"),
-        ({"held_out": 1.0}, "held_out=1.0 between 0 and 1"),
+        ({"held_out": 1.0}, "held_out=1.0 must lie strictly between 0 and 1"),
+        ({"novelty": "distance"}, "novelty='distance' is unknown; choose one of diffusion, neighbours, class"),
+        ({"objectives": ()}, r"objectives=\(\) is empty"),
         ({"reject_by": "entropy"}, r"'entropy' \(entropy of .*\) cannot be compared with cost=; give alpha="),
         ({"reject_by": "free", "alpha": 0.1}, "give n_free=1 or more"),
         ({"n_free": -1}, "n_free=-1 must not be negative"),
@@ -422,13 +518,15 @@ def test_a_saved_classifier_is_the_same_classifier(digits, reader, decided, tmp_
     path = reader.save(tmp_path / "reader")
     assert path == tmp_path / "reader.safetensors"
     again = vd.SelectiveClassifier.load(path)
-    for before, after in zip(decided, again.decide(digits[2]), strict=True):
+    same = again.decide(digits[2], evidence=True)
+    for before, after in zip((*decided[:-1], *decided.evidence), (*same[:-1], *same.evidence), strict=True):
         assert np.array_equal(before, after, equal_nan=np.asarray(before).dtype.kind == "f")
     for name in (
         "agreement_",
         "selection_",
         "log_scores_",
         "estimator_",
+        "reject_by_",
         "threshold_",
         "n_held_out_",
         "n_features_in_",
@@ -471,8 +569,8 @@ def test_string_classes_and_feature_names_are_saved(tmp_path):
 def test_the_file_holds_tensors_and_text_only(reader, tmp_path):
     raw = reader.save(tmp_path / "reader").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert json.loads(header.pop("__metadata__")["notes"])["format"] == "vaerdict selective classifier 2"
-    assert {entry["dtype"] for entry in header.values()} <= {"F64", "F32"}
+    assert json.loads(header.pop("__metadata__")["notes"])["format"] == "vaerdict selective classifier 3"
+    assert {entry["dtype"] for entry in header.values()} <= {"F64", "F32", "I64", "BOOL"}
 
 
 def test_other_files_are_refused(reader, tmp_path):
@@ -482,7 +580,7 @@ def test_other_files_are_refused(reader, tmp_path):
     with pytest.raises(SettingError, match="is no checkpoint of vaerdict"):
         vd.SelectiveClassifier.load(tmp_path / "text")
     save_checkpoint(tmp_path / "other", {"a": torch.zeros(1)}, {"format": "other"})
-    with pytest.raises(SettingError, match="holds 'other', not 'vaerdict selective classifier 2'"):
+    with pytest.raises(SettingError, match="holds 'other', not 'vaerdict selective classifier 3'"):
         vd.SelectiveClassifier.load(tmp_path / "other")
 
 
@@ -510,11 +608,12 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_the_digits_example_runs(capsys):
-    """At toy size: few rows, one objective, few epochs."""
+    """At toy size: few rows, few epochs."""
     source = (Path(__file__).parent.parent / "examples" / "digits.py").read_text()
     toy = {
-        "cost=0.1": "cost=0.3, epochs=40, learning_rate=0.01, objectives=('VAE',), proposals=()",
-        "slice(1200), slice(1200, None)": "slice(400), slice(400, 440)",
+        "alpha=0.1, random_state": "epochs=40, proposals=(), random_state",
+        "slice(1200), slice(1200, None)": "slice(600), slice(600, 700)",
+        "X[test][:100]": "X[test][:20]",
     }
     for old, new in toy.items():
         assert source.count(old) == 1
@@ -522,5 +621,6 @@ def test_the_digits_example_runs(capsys):
     exec(source, {})
     printed = capsys.readouterr().out
     assert re.search(r"verdicts: \d+% OK", printed)
-    assert "model agrees" in printed or "model disagrees" in printed
-    assert not math.isnan(float(re.search(r"digits 0-8: ([\d.]+)% correct", printed)[1]))
+    assert re.search(r"called novel: \d+ rows", printed)
+    assert float(re.search(r"digits 0-8: ([\d.]+)% correct", printed)[1]) > 80
+    assert float(re.search(r"rejected: (\d+)% of the nines", printed)[1]) > 50

@@ -178,7 +178,7 @@ sc.tl.leiden(part, flavor="igraph", n_iterations=2)"""
 
 QUICK = {
     "vd.IWAE, vd.WW, vd.CHI]": "vd.IWAE, vd.WW, vd.CHI], settings=vd.Settings(n_particles=4, epochs=4)",
-    "SelectiveClassifier(": "SelectiveClassifier(epochs=2, objectives=('VAE',), proposals=(), n_draws=50, ",
+    "SelectiveClassifier(": "SelectiveClassifier(epochs=2, proposals=(), n_draws=50, ",
     "X[1200:]": "X[1200:1220]",
     "borrow=True": "borrow=True, objectives=('VAE',)",
     "splits=20, spikes=10": "splits=2, spikes=1, n_draws=50",

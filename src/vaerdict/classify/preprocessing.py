@@ -8,8 +8,8 @@ import numpy as np
 
 from vaerdict.core import DataError
 
-UNLABELLED = (-1, "-1", "")
-"""Values of y that mark a row without a label; numpy turns the first into the second among strings."""
+UNLABELLED = (-1, "-1", "", None)
+"""Values of y that mark a row without a label, beside NaN; numpy turns the first into the second among strings."""
 
 MIN_HELD_OUT = 20
 """Number of held-out labels below which none are held out, because their choices would be random."""
@@ -19,10 +19,24 @@ _ROUNDING = 4  # units in the last place by which the values of a computed const
 
 
 def unlabelled(y: np.ndarray) -> np.ndarray:
-    """Which rows have no label: -1, and among strings also "-1" and "". Shapes: ``(n,) -> (n,)`` bool."""
+    """Which rows have no label: -1, NaN, None, and among strings "-1" and "". Shapes: ``(n,) -> (n,)`` bool."""
     if y.dtype.kind in "OUS":
-        return np.array([label in UNLABELLED for label in y.tolist()], dtype=bool)
-    return y == -1
+        return np.array([label in UNLABELLED or label != label for label in y.tolist()], dtype=bool)
+    return (y == -1) | (y != y)
+
+
+def without_missing(y: Any) -> Any:
+    """Labels with None and NaN replaced by -1 (by "" among strings); other values, of any shape, are returned as is."""
+    labels = np.asarray(y)
+    if labels.ndim != 1 or labels.dtype.kind not in "Of":
+        return y
+    missing = np.array([label is None or label != label for label in labels.tolist()], dtype=bool)
+    if not missing.any():
+        return y
+    present = np.array(labels[~missing].tolist())
+    filled = np.empty(len(labels), dtype=present.dtype if present.dtype.kind in "Uif" else object)
+    filled[missing], filled[~missing] = "" if present.dtype.kind == "U" else -1, present
+    return filled
 
 
 class Split(NamedTuple):
@@ -40,7 +54,7 @@ class Split(NamedTuple):
 
 
 def hold_out(n: int, labelled: np.ndarray, codes: np.ndarray, share: float, random: np.random.RandomState) -> Split:
-    """Hold a random share of the labelled rows, and of the unlabelled ones, out of training.
+    """Hold a random share of the labelled rows, and of the unlabelled ones, out of training; a share of 0 holds none.
 
     Rows are drawn without regard to class, so that they are exchangeable with new rows. A class that would lose its
     last label keeps all of them. With fewer than 20 held-out labels no row is held out.

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from vaerdict.classify.agreement import Agreement, Bin
+from vaerdict.classify.fitting import new_model
+from vaerdict.classify.novelty import Rows
 from vaerdict.core import SettingError
 from vaerdict.inference.m1m2_steps import M1M2Score, M1M2Steps
 from vaerdict.noise import seeded
@@ -18,8 +20,17 @@ from vaerdict.training.checkpoint import file_of, read_checkpoint, save_checkpoi
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "vaerdict selective classifier 2"
-_JSON_ATTRIBUTES = ("seed_", "likelihood_", "n_held_out_", "estimator_", "log_scores_", "threshold_", "n_features_in_")
+_FORMAT = "vaerdict selective classifier 3"
+_JSON_ATTRIBUTES = (
+    "seed_",
+    "likelihood_",
+    "n_held_out_",
+    "estimator_",
+    "log_scores_",
+    "reject_by_",
+    "threshold_",
+    "n_features_in_",
+)
 
 
 def write(classifier: Any, path: Path) -> Path:
@@ -34,10 +45,11 @@ def write(classifier: Any, path: Path) -> Path:
         "feature_names": None if names is None else names.tolist(),
         "proposals": list(classifier.steps_.recognitions),
         "selection": classifier.selection_,
-        "agreement": None if classifier.agreement_ is None else classifier.agreement_._asdict(),
+        "agreement": None if classifier._agreement is None else classifier._agreement._asdict(),
         "fitted": {name: getattr(classifier, name) for name in _JSON_ATTRIBUTES},
     }
     tensors = {name: torch.from_numpy(getattr(classifier, f"{name}_")) for name in ("center", "spread")}
+    tensors |= {f"rows {name}": torch.from_numpy(part) for name, part in classifier.rows_._asdict().items()}
     for prefix, module in _modules(classifier.steps_).items():
         tensors |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
     try:
@@ -63,9 +75,10 @@ def read(kind: Any, path: Path, device: str | None = None) -> Any:
     if notes["feature_names"] is not None:
         out.feature_names_in_ = np.array(notes["feature_names"], dtype=object)
     out.selection_ = tuple(M1M2Score(*row) for row in notes["selection"])
-    out.agreement_ = _agreement(notes["agreement"])
+    out._agreement = _agreement(notes["agreement"])
     out.center_, out.spread_ = (tensors[name].numpy() for name in ("center", "spread"))
-    new = {name: out._new_model(seeded(0)) for name in notes["proposals"]}
+    out.rows_ = Rows(*(tensors[f"rows {name}"].numpy() for name in Rows._fields))
+    new = {name: new_model(out, seeded(0)) for name in notes["proposals"]}
     out.steps_ = M1M2Steps(next(iter(new.values()))[0], {name: q for name, (_, q) in new.items()}, out.selection_)
     for prefix, module in _modules(out.steps_).items():
         state = {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}

@@ -66,22 +66,33 @@ class M1M2Steps:
         chunks = x.split(chunk_size(x, k, self.model.n_classes))
         return torch.cat([plugin_classes(self.recognition, rows, k, generator=_shared(seed, x)) for rows in chunks])
 
-    def posterior(self, x: Tensor, k: int, *, seed: int, improve: bool = False) -> ClassPosterior:
+    def posterior(
+        self,
+        x: Tensor,
+        k: int,
+        *,
+        seed: int,
+        refine: bool = True,
+        improve: bool = False,
+        progress: Progress = silent,
+    ) -> ClassPosterior:
         """P(c | x) by the mixture of all recognition models and the prior, refined where that is not reliable.
 
         One recognition model alone is not a stage, because its weights cannot reveal a class whose latents it never
-        draws. With `improve` refined proposals that are not reliable are improved by gradient steps.
+        draws. With `refine` answers that are not reliable are refined per observation, and with `improve` refined
+        proposals that are not reliable are improved by gradient steps. `progress` is called after each chunk.
         """
-        answers = []
+        answers, n_done = [], 0
         for rows in x.split(chunk_size(x, k, self.model.n_classes)):
             noise = _shared(seed, x)
-            stages: dict[str, MakeProposal] = {
-                "MIS": amortised(self.recognitions, self.model),
-                "REFINED": refined(self.model, self.recognition, improve=False, generator=noise),
-            }
+            stages: dict[str, MakeProposal] = {"MIS": amortised(self.recognitions, self.model)}
+            if refine:
+                stages["REFINED"] = refined(self.model, self.recognition, improve=False, generator=noise)
             if improve:
                 stages["IMPROVED"] = refined(self.model, self.recognition, improve=True, generator=noise)
             answers.append(class_posterior(self.model, rows, stages, k, generator=noise))
+            n_done += len(rows)
+            progress(n_done, len(x), "p(c | x) by importance sampling")
         return ClassPosterior.concatenated(answers)
 
 
