@@ -201,8 +201,8 @@ def test_the_classifier_of_counts_is_as_good_as_logistic_regression(tmp_path):
     classifier = SelectiveClassifier(likelihood="counts", random_state=0, **settings).fit(X[:180], partly[:180])
     logistic = LogisticRegression(max_iter=1000).fit(np.log1p(X[:60]), y[:60])
     assert classifier.score(X[180:], y[180:]) >= logistic.score(np.log1p(X[180:]), y[180:]) - 0.05
-    decisions = classifier.decide(X[180:200])
-    assert (decisions.verdict == Verdict.OK).mean() > 0.5
+    evidence = classifier.decide(X[180:200], evidence=True).evidence
+    assert (evidence.verdict == Verdict.OK).mean() > 0.5
     copy = SelectiveClassifier.load(classifier.save(tmp_path / "counts"))
     np.testing.assert_array_equal(copy.predict_proba(X[180:]), classifier.predict_proba(X[180:]))
 

@@ -132,7 +132,7 @@ def test_cells_with_labels_are_audited_first_and_answers_do_not_depend_on_the_ot
     model, held_out = trained(), trained().adata.obs["label"].to_numpy() == "none"
     few = class_probabilities(model, labels="truth", n=80, n_audited=60, seed=3)
     np.testing.assert_array_equal(few.audited, held_out)
-    monkeypatch.setattr("vaerdict.annotate.scanvi._READ", 50)  # read in three parts
+    monkeypatch.setattr("vaerdict.annotation.scanvi._READ", 50)  # read in three parts
     every = class_probabilities(model, labels="truth", n=80, n_audited=N, seed=3)
     np.testing.assert_allclose(few.classifier, every.classifier, atol=1e-6)
     np.testing.assert_allclose(few.corrected[held_out], every.corrected[held_out], atol=1e-4)

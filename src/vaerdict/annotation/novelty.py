@@ -138,10 +138,13 @@ def _weights(predicted: np.ndarray, called: np.ndarray, n: int) -> np.ndarray | 
     """
     names, code = np.unique(predicted, return_inverse=True)
     from_query = np.arange(len(predicted)) >= n
-    count = np.stack([np.bincount(code[rows & ~called], minlength=len(names)) for rows in (~from_query, from_query)])
-    if len(names) < 2 or stats.chi2_contingency(count + 0.5).pvalue > _SAME_SHARES:
+    sides = (code[rows & ~called] for rows in (~from_query, from_query))
+    count = 0.5 + np.stack([np.bincount(side, minlength=len(names)) for side in sides])
+    expected = count.sum(1, keepdims=True) * count.sum(0) / count.sum()
+    chi_square = ((count - expected) ** 2 / expected).sum()
+    if len(names) < 2 or stats.chi2.sf(chi_square, len(names) - 1) > _SAME_SHARES:
         return None
-    share = (count + 0.5) / (count + 0.5).sum(1, keepdims=True)
+    share = count / count.sum(1, keepdims=True)
     return (share[1] / share[0])[code]
 
 
