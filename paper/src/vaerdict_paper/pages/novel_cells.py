@@ -20,9 +20,9 @@ _RULES = {
 _NOTE = (
     "Every type is hidden from the reference in turn; the share of novel cells is that of the query. Reference: 60 % "
     "of the known cells, half of which calibrate where a method has a rate. FDP: share of known cells among those "
-    "called novel, zero if none is. vaerdict is the whole of `vaerdict.annotate`: where its test refuses the rate (also by "
-    "chance, at a level of 10 %), nothing is called, and the power counts as zero. AUROC is that of the score, where "
-    "not refused. scANVI: one split of each type, trained on reference and query together. Means ± standard error."
+    "called novel, zero if none is. vaerdict is the whole of `vaerdict.annotate`: where its test refuses the rate, "
+    "also by chance at a level of 10 %, nothing is called, and the power counts as zero. AUROC is that of the score, "
+    "where not refused. scANVI: one split of each type, trained on reference and query together. Mean ± standard error."
 )
 
 
@@ -131,7 +131,7 @@ def _cost(rows: Sequence[Row], machine: str) -> Table:
     columns = [
         *(Column("design", "cells x genes"), Column("seconds", "seconds", 1), Column("peak_gb", "peak memory, GB", 2)),
     ]
-    note = "The command on two files of simulated counts, half of the cells in each, with audit and page."
+    note = "The command on two files of simulated counts, half of the cells in each, with audit and page; 2 CPU cores."
     return Table(
         "novel-cells-cost", f"Cost of `vaerdict annotate` ({machine}).", columns, [dict(row) for row in rows], note
     )
