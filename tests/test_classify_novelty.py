@@ -69,9 +69,10 @@ def test_rows_are_rejected_where_the_p_value_is_at_most_alpha():
     assert decided.evidence is None
 
 
-@pytest.mark.parametrize("novelty", ["diffusion", "neighbours"])
-def test_rates_hold(novelty):
+@pytest.mark.parametrize(("novelty", "max_full"), [("diffusion", 500), ("diffusion", 10), ("neighbours", 500)])
+def test_rates_hold(novelty, max_full, monkeypatch):
     """At most a share 0.2 of known rows rejected, and FDR at most 0.2, in 100 runs; false-alarm rate 1e-4 each."""
+    monkeypatch.setattr("vaerdict.classify.novelty._MAX_FULL", max_full)
     rejected, false_share, power = [], [], []
     for seed in range(100):
         X, y, query, classes = labelled_and_query(seed)

@@ -75,8 +75,8 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
         needs (9 with diffusion and `alpha` 0.1), "auto" means "error" too. "entropy" and "free" need `alpha`.
     novelty
         Novelty score: a key of `vaerdict.classify.novelty.NOVELTY_SCORES` or a `vaerdict.selective.NoveltyScore`.
-        "diffusion" (default) is calibrated by all labels, "neighbours", "class", "learned" and other objects by a
-        random half of them, "evidence" and "ambiguity" by held-out labels.
+        "diffusion" (default) is calibrated by all labels if there are at most 500; otherwise, and with "neighbours",
+        "class", "learned" and other objects, by a random half of them; "evidence" and "ambiguity" by held-out labels.
     reject_label
         The action of rejected rows.
     reject_refused

@@ -44,12 +44,13 @@ _FROM_ROWS: dict[str, NoveltyScore] = {
     "class": NearestClass(),
     "learned": Learned(),
 }
-_MAX_LABELLED, _MAX_UNLABELLED = 2000, 5000
+_MAX_LABELLED, _MAX_UNLABELLED = 5000, 2000
+_MAX_FULL = 500  # labels up to which diffusion is calibrated by all of them, which takes time in proportion to them
 _MIN_SCALED = 30  # unlabelled rows from which features are standardised by these alone
 
 
 class Rows(NamedTuple):
-    """Training rows that novelty and agreement need, as they were given: at most 2,000 labelled, 5,000 unlabelled.
+    """Training rows that novelty and agreement need, as they were given: at most 5,000 labelled, 2,000 unlabelled.
 
     Shapes: ``labelled (n, features)``, ``codes (n,)``, ``held_out (n,)`` bool, ``unlabelled (m, features)``.
     """
@@ -71,11 +72,13 @@ def rows_of(
 
 
 def n_calibration(novelty: str | NoveltyScore, n_labelled: int, n_held_out: int) -> int:
-    """Number of labelled rows that calibrate a score: all for diffusion, held-out ones for the model, else half."""
+    """Number of labelled rows that calibrate a score.
+
+    All for diffusion if there are at most 500, held-out ones for scores of the model, else half of them.
+    """
     if novelty in FROM_MODEL:
         return n_held_out
-    n_labelled = min(n_labelled, _MAX_LABELLED)
-    return n_labelled if novelty == "diffusion" else n_labelled // 2
+    return n_labelled if novelty == "diffusion" and n_labelled <= _MAX_FULL else n_labelled // 2
 
 
 def check_calibration(novelty: str | NoveltyScore, n: int, share: float, name: str) -> None:
@@ -96,16 +99,17 @@ def check_calibration(novelty: str | NoveltyScore, n: int, share: float, name: s
 
 def find(classifier: SelectiveClassifier, X: np.ndarray, fdr: float) -> Novelty:
     """Novelty of rows X ``(n, features)``, calibrated as `n_calibration` says."""
-    rows, name = classifier.rows_, classifier.novelty
+    name, seed, (labelled, codes, held_out, unlabelled) = classifier.novelty, classifier.seed_, classifier.rows_
+    known = np.random.RandomState(seed).permutation(len(codes)) % 2 == 0
     if name == "diffusion":
-        return _by_diffusion(classifier, X, fdr)
-    if isinstance(name, str) and name in FROM_MODEL:
-        score, known = _of_model(classifier, name), ~rows.held_out
+        score, labelled, X = _diffusion(labelled, unlabelled, X, scaled=classifier.likelihood_ == "gaussian")
+        if len(codes) <= _MAX_FULL:
+            return find_novel_by_diffusion(labelled, X, diffusion=score, fdr=fdr)
+    elif isinstance(name, str) and name in FROM_MODEL:
+        score, known = _of_model(classifier, name), ~held_out
     else:
         score = _FROM_ROWS[name] if isinstance(name, str) else name
-        known = np.random.RandomState(classifier.seed_).permutation(len(rows.codes)) % 2 == 0
-    calibration = rows.labelled[~known]
-    return find_novel(score, rows.labelled[known], rows.codes[known], calibration, X, fdr=fdr, seed=classifier.seed_)
+    return find_novel(score, labelled[known], codes[known], labelled[~known], X, fdr=fdr, seed=seed)
 
 
 def _of_model(classifier: SelectiveClassifier, name: str) -> NoveltyScore:
@@ -118,19 +122,19 @@ def _of_model(classifier: SelectiveClassifier, name: str) -> NoveltyScore:
     return from_function(evidence if name == "evidence" else ambiguity)
 
 
-def _by_diffusion(classifier: SelectiveClassifier, X: np.ndarray, fdr: float) -> Novelty:
-    """Full conformal: features are scaled by rows that labelled and new rows do not influence, or by all alike.
+def _diffusion(
+    labelled: np.ndarray, unlabelled: np.ndarray, X: np.ndarray, *, scaled: bool
+) -> tuple[Diffusion, np.ndarray, np.ndarray]:
+    """Diffusion with unlabelled rows, and the labelled rows and X, scaled so that both are treated alike.
 
-    Unlabelled rows that are asked about are not counted twice: labelled rows have no copy among them either.
+    Features are standardised by enough unlabelled rows, else by all rows together. Unlabelled rows that are asked about
+    are not counted twice, because labelled rows have no copy among them either.
     """
-    rows = classifier.rows_
     asked = {row.tobytes() for row in X}
-    unlabelled = rows.unlabelled[np.array([row.tobytes() not in asked for row in rows.unlabelled], dtype=bool)]
-    labelled, together = rows.labelled, classifier.likelihood_ == "gaussian"
-    if together and len(unlabelled) >= _MIN_SCALED:
+    unlabelled = unlabelled[np.array([row.tobytes() not in asked for row in unlabelled], dtype=bool)]
+    if scaled and len(unlabelled) >= _MIN_SCALED:
         center, spread = scaling(unlabelled, "gaussian")
-        labelled, X, unlabelled = ((r - center) / spread for r in (labelled, X, unlabelled))
-        together = False
+        labelled, X, unlabelled = ((rows - center) / spread for rows in (labelled, X, unlabelled))
+        scaled = False
     neighbours = min(10, len(labelled) + len(unlabelled) + len(X) - 1)
-    diffusion = Diffusion(unlabelled, neighbours=neighbours, standardise=together)
-    return find_novel_by_diffusion(labelled, X, diffusion=diffusion, fdr=fdr)
+    return Diffusion(unlabelled, neighbours=neighbours, standardise=scaled), labelled, X
