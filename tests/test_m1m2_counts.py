@@ -207,6 +207,15 @@ def test_the_classifier_of_counts_is_as_good_as_logistic_regression(tmp_path):
     np.testing.assert_array_equal(copy.predict_proba(X[180:]), classifier.predict_proba(X[180:]))
 
 
+def test_novel_rows_of_counts_are_found_whatever_their_totals():
+    X, y = simulated(300)
+    labels = np.where((np.arange(300) < 150) & (y < 2), y, -1)  # no label of the third class
+    settings = {"objectives": ("VAE",), "epochs": 5, "latents": (3, 1), "hidden": (16,), "n_draws": 10}
+    classifier = SelectiveClassifier(likelihood="counts", random_state=0, **settings).fit(X[:200], labels[:200])
+    found = classifier.novel(X[200:], fdr=0.2)
+    assert auroc(torch.from_numpy(found.score), torch.from_numpy(y[200:] == 2)) > 0.9
+
+
 @pytest.mark.parametrize("wrong", [-1.0, 0.5])
 def test_counts_must_be_whole_and_not_negative(wrong):
     X, y = simulated(30)

@@ -101,8 +101,10 @@ def find(classifier: SelectiveClassifier, X: np.ndarray, fdr: float) -> Novelty:
     """Novelty of rows X ``(n, features)``, calibrated as `n_calibration` says."""
     name, seed, (labelled, codes, held_out, unlabelled) = classifier.novelty, classifier.seed_, classifier.rows_
     known = np.random.RandomState(seed).permutation(len(codes)) % 2 == 0
+    if classifier.likelihood_ == "counts" and name not in FROM_MODEL:
+        labelled, unlabelled, X = map(_log_normalised, (labelled, unlabelled, X))
     if name == "diffusion":
-        score, labelled, X = _diffusion(labelled, unlabelled, X, scaled=classifier.likelihood_ == "gaussian")
+        score, labelled, X = _diffusion(labelled, unlabelled, X, scaled=classifier.likelihood_ != "bernoulli")
         if len(codes) <= _MAX_FULL:
             return find_novel_by_diffusion(labelled, X, diffusion=score, fdr=fdr)
     elif isinstance(name, str) and name in FROM_MODEL:
@@ -110,6 +112,11 @@ def find(classifier: SelectiveClassifier, X: np.ndarray, fdr: float) -> Novelty:
     else:
         score = _FROM_ROWS[name] if isinstance(name, str) else name
     return find_novel(score, labelled[known], codes[known], labelled[~known], X, fdr=fdr, seed=seed)
+
+
+def _log_normalised(counts: np.ndarray) -> np.ndarray:
+    """Logarithms of one plus counts per ten thousand of a row. Shapes: ``(n, features) -> (n, features)``."""
+    return np.log1p(1e4 * counts / np.maximum(counts.sum(1, keepdims=True), 1))
 
 
 def _of_model(classifier: SelectiveClassifier, name: str) -> NoveltyScore:
