@@ -18,6 +18,7 @@ from vaerdict.likelihoods import CountParameters, NegativeBinomial
 from vaerdict.models import M1M2, NegativeBinomialLikelihood, Recognition, recognition
 from vaerdict.networks import stack
 from vaerdict.noise import seeded
+from vaerdict.selective import auroc
 from vaerdict.training import SemiMember, SemiSettings, semi_recipe, train_semisupervised
 from vaerdict.training.optimiser import FlatParameters
 
