@@ -20,7 +20,7 @@ FILES = (
     "mnist-best/results.json",
     "calibrate-pbmc3k/results.json",
     "bench/de-methods.json",
-    "bench/psis.json",
+    "bench/novel-cells.json",
 )
 
 
