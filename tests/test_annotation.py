@@ -309,3 +309,10 @@ def test_calls_at_a_rate_are_counted_up_to_rounding():
         False,
         False,
     ]
+
+
+def test_a_query_that_cannot_be_written_is_named(tmp_path):
+    reference, query = toys.pair(60)
+    query.obs["mixed"] = [1 if i % 2 else "a" for i in range(60)]
+    with pytest.raises(vd.DataError, match=r"cannot be written to annotated.h5ad .*mixed"):
+        quick(reference, query, out=tmp_path)

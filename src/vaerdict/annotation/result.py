@@ -121,7 +121,13 @@ class Annotation:
             if not backed or self.source.is_view:
                 copy = self.source.to_memory() if backed else self.source.copy()
                 self.to_obs(copy)
-                copy.write_h5ad(file)
+                try:
+                    copy.write_h5ad(file)
+                except (TypeError, ValueError, NotImplementedError) as error:  # a column of mixed kinds, for example
+                    reason = " ".join(" ".join([str(error), *getattr(error, "__notes__", [])]).split())
+                    raise DataError(
+                        f"the query cannot be written to {ANNOTATED} ({reason}); convert or remove what is named there."
+                    ) from error
                 return
             write_elem = require("anndata.io", "bio").write_elem
             shutil.copyfile(self.source.filename, file)
