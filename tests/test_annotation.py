@@ -234,3 +234,85 @@ def test_batches_are_judged_one_by_one():
     words = set(answer.table["verdict"][:400])
     assert words == {"ok"}
     assert set(answer.table["verdict"][400:]) <= {"caution", "refuse"}
+
+
+# ------------------------------------------------------------------------------------------------ odd input
+def quick(reference, query, **options):
+    return vd.annotate(reference, query, "cell_type", **{"audit": False, "markers": False, **options})
+
+
+def test_seeds_are_any_numbers_of_32_bits():
+    rng = np.random.default_rng(9)
+    (known, types), (pool, _) = rows_of(rng, 60), rows_of(rng, 60)
+    assert np.isfinite(ConformalUnits(repeats=1, seed=20240101)(known, types, pool)).all()
+    with pytest.raises(vd.SettingError, match="seed=4294967296 must be less"):
+        quick(*toys.pair(50), seed=2**32)
+
+
+@pytest.mark.parametrize("n_empty", [4, 5])
+def test_types_are_counted_without_cells_that_have_no_counts(n_empty):
+    reference, query = toys.pair(100, hidden=None)
+    cells = np.flatnonzero(reference.obs["cell_type"] == "delta")
+    reference.X[cells[:n_empty]] = 0
+    kept = np.setdiff1d(np.arange(100), cells[5:])
+    with pytest.raises(vd.DataError, match=rf"fewer than 5 reference cells with counts: 'delta' \({5 - n_empty}\)"):
+        quick(reference[kept].copy(), query)
+
+
+def test_markers_have_the_names_of_gene_symbols_and_missing_symbols_are_not_shared():
+    reference, query = toys.pair(300)
+    for adata, prefix in ((reference, "x"), (query, "y")):
+        adata.var["symbol"] = list(adata.var_names)
+        adata.var_names = [f"{prefix}{i}" for i in range(adata.n_vars)]
+        adata.var.loc[adata.var_names[-1], "symbol"] = None
+    answer = quick(reference, query, gene_symbols="symbol", markers=True)
+    assert answer.results["n_genes_shared"] == toys.N_GENES - 1
+    assert {m["gene"] for m in answer.results["novel"][0]["markers"]} <= set(toys.markers("delta"))
+
+
+def test_a_backed_query_is_left_as_it_was_and_a_view_of_it_is_saved_as_such(tmp_path):
+    ad = pytest.importorskip("anndata")
+    reference, query = toys.pair(300)
+    query.write_h5ad(tmp_path / "q.h5ad")
+    backed = ad.read_h5ad(tmp_path / "q.h5ad", backed="r")
+    backed.obs[groups.GROUP] = "mine"
+    before = backed.obs.copy()
+    assert quick(reference, backed, markers=True).results["novel"][0]["markers"]
+    assert backed.obs.equals(before)
+    part = backed[50:]
+    saved = quick(reference, part, markers=True).save(tmp_path / "part")
+    stored = ad.read_h5ad(saved / "annotated.h5ad")
+    np.testing.assert_array_equal(stored.X, query.X[50:])
+    assert list(stored.obs_names) == list(query.obs_names[50:])
+
+
+def test_a_loaded_annotation_is_the_saved_one(tmp_path):
+    reference, query = toys.pair(200)
+    query.X[:3] = 0
+    answer = quick(reference, query, out=tmp_path)
+    pd = pytest.importorskip("pandas")
+    pd.testing.assert_frame_equal(vd.Annotation.load(tmp_path).table, answer.table, check_dtype=False)
+
+
+def test_the_fewest_cells_follow_from_the_smallest_p_value_also_with_weights():
+    found, _ = judged(1, share=np.array([0.7, 0.2, 0.05, 0.03, 0.02]), level=0.001)
+    assert found.weighted
+    assert found.fewest == np.ceil(len(found.p) * found.p.min() / 0.1)  # a cell beyond all of calibration is there
+    assert found.callable
+
+
+def test_calls_at_a_rate_are_counted_up_to_rounding():
+    assert novelty.at_most(np.array([0.1, 0.1 + 1e-17, 0.1 + 1e-12, 0.11, np.nan]), 0.1).tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_query_that_cannot_be_written_is_named(tmp_path):
+    reference, query = toys.pair(60)
+    query.obs["mixed"] = [1 if i % 2 else "a" for i in range(60)]
+    with pytest.raises(vd.DataError, match=r"cannot be written to annotated.h5ad .*mixed"):
+        quick(reference, query, out=tmp_path)

@@ -76,16 +76,22 @@ def types_of(reference: Any, column: str, warnings: list[str]) -> np.ndarray:
         raise DataError(f"no cell of the reference has a label in {column!r}; label some cells first.")
     if not labelled.all():
         warnings.append(f"{int((~labelled).sum())} reference cells without a label were left out.")
-    names, count = np.unique(types[labelled].astype(str), return_counts=True)
+    names = np.unique(types[labelled].astype(str))
     if len(names) < 2:
         raise DataError(f"labels={column!r} names one type only, {str(names[0])!r}; at least two are needed.")
-    if count.min() < FEWEST_CELLS:
-        few = ", ".join(f"{str(n)!r} ({c})" for n, c in zip(names, count, strict=True) if c < FEWEST_CELLS)
-        raise DataError(
-            f"these types have fewer than {FEWEST_CELLS} reference cells: {few}; remove the cells, or give them the "
-            "label of a larger type."
-        )
+    check_sizes(types, names)
     return types
+
+
+def check_sizes(types: np.ndarray, names: np.ndarray, which: str = "reference cells") -> None:
+    """Refuse types with few cells, or none, among the cells given. Shapes: ``(cells,), (types,)``."""
+    count = {str(name): int((types == name).sum()) for name in names}
+    few = ", ".join(f"{name!r} ({n})" for name, n in count.items() if n < FEWEST_CELLS)
+    if few:
+        raise DataError(
+            f"these types have fewer than {FEWEST_CELLS} {which}: {few}; remove the cells, or give them the label of a "
+            "larger type."
+        )
 
 
 def shared_genes(reference: Any, query: Any, symbols: str | None) -> SharedGenes:
@@ -104,7 +110,11 @@ def shared_genes(reference: Any, query: Any, symbols: str | None) -> SharedGenes
 
 
 def _names(file: Any, symbols: str | None) -> list[str]:
-    return [str(n) for n in (file.var[symbols] if symbols is not None and symbols in file.var else file.var_names)]
+    """Names of genes: var_names, or a column of var where it has a value."""
+    if symbols is None or symbols not in file.var:
+        return [str(name) for name in file.var_names]
+    values = file.var[symbols].astype(object)
+    return [str(name) for name in values.where(values.notna(), file.var_names)]
 
 
 def _places(names: list[str]) -> dict[str, int]:

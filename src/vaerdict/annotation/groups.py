@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.cluster import hierarchy
 
+from vaerdict.annotation.options import AnnotateOptions
 from vaerdict.core import VaerdictError
 from vaerdict.de import differential_expression
 from vaerdict.optional import require
@@ -60,7 +61,7 @@ def group_records(group: np.ndarray, predicted: np.ndarray, p: np.ndarray, q: np
 
 
 def add_markers(
-    records: list[dict[str, Any]], query: Any, group: np.ndarray, layer: str | None, warnings: list[str], seed: int
+    records: list[dict[str, Any]], query: Any, group: np.ndarray, options: AnnotateOptions, warnings: list[str]
 ) -> None:
     """Add to each record the genes that are higher in the group than in all other cells of the query.
 
@@ -74,8 +75,11 @@ def add_markers(
     labels = np.array([names.get(g, "other") if g is not None else None for g in group], dtype=object)
     pairs: Sequence[Any] = [(name, None) for name in names.values()]
     try:
-        with _grouped(query, labels, layer) as (adata, layer):
-            result = differential_expression(adata, GROUP, pairs=pairs, layer=layer, seed=seed)
+        symbols = options.gene_symbols if options.gene_symbols in query.var else None
+        with _grouped(query, labels, options.layer) as (adata, layer):
+            result = differential_expression(
+                adata, GROUP, pairs=pairs, layer=layer, gene_symbols=symbols, seed=options.seed
+            )
     except VaerdictError as error:
         warnings.append(f"marker genes were not sought: {error}")
         return
@@ -92,16 +96,17 @@ def add_markers(
 @contextmanager
 def _grouped(query: Any, labels: np.ndarray, layer: str | None) -> Iterator[tuple[Any, str | None]]:
     """The query with a column of groups, its counts not copied, and the layer of the counts there."""
-    if getattr(query, "isbacked", False):
-        query.obs[GROUP] = labels
+    if getattr(query, "isbacked", False) and not query.is_view:
+        obs = query.obs
+        query.obs = obs.assign(**{GROUP: labels})
         try:
             yield query, layer
         finally:
-            del query.obs[GROUP]
+            query.obs = obs
         return
     obs = require("pandas", "bio").DataFrame({GROUP: labels}, index=query.obs_names)
     counts = query.X if layer is None else query.layers[layer]
-    yield require("anndata", "bio").AnnData(counts, obs=obs, var=query.var[[]]), None
+    yield require("anndata", "bio").AnnData(counts, obs=obs, var=query.var), None
 
 
 def ranked_units(unit: np.ndarray, score: np.ndarray, predicted: np.ndarray) -> list[dict[str, Any]]:

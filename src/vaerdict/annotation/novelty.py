@@ -46,6 +46,7 @@ class Novelty:
     predicted: np.ndarray
     gate: Exchangeability
     n_calibration: int
+    n_judged: int
     fewest: int
     weighted: bool
 
@@ -53,6 +54,16 @@ class Novelty:
     def promised(self) -> bool:
         """Whether calibration and query cells passed the test of exchangeability."""
         return self.gate.passed
+
+    @property
+    def callable(self) -> bool:
+        """Whether there are as many cells as a call needs; calibration cells of the query do not count."""
+        return self.fewest <= self.n_judged
+
+
+def at_most(q: Any, fdr: float) -> Any:
+    """Where q-values are at most a rate, up to rounding; False where NaN. Shapes: ``(n,) -> (n,)``."""
+    return q <= fdr * (1 + _ROUNDING)
 
 
 def find_novel_cells(
@@ -98,11 +109,12 @@ def find_novel_cells(
     pool = np.concatenate([calibrating, query[judged]])
     units = ConformalUnits(align=align, seed=seed).judge(known, known_types, pool[order])
     score, unit, predicted = units.score[place], units.unit[place], units.predicted[place]
-    p, weighted = conformal_p_values(score[:n], score[n:]), False
+    p, weighted, n_effective = conformal_p_values(score[:n], score[n:]), False, float(n)
     called = _called(score, q_values(p), n, fdr)
     weight = _weights(predicted, called, n)
     if weight is not None:
         p, weighted = conformal_p_values(score[:n], score[n:], calibration_weight=weight[:n], weight=weight[n:]), True
+        n_effective = float(weight[:n].sum() / weight[n:].min())  # the smallest p-value is 1 / (1 + this)
     q = q_values(p)
     called = _called(score, q, n, fdr)
     gate = _gate(pool, predicted, called, n, level, seed)
@@ -121,12 +133,13 @@ def find_novel_cells(
         score=spread(score[n:], np.nan),
         p=spread(p, np.nan),
         q=spread(q, np.nan),
-        novel=spread(q <= fdr * (1 + _ROUNDING), False),
+        novel=spread(at_most(q, fdr), False),
         unit=spread(unit[n:], -1),
         predicted=spread(predicted[n:].astype(object), None),
         gate=gate,
         n_calibration=len(calibrating),
-        fewest=fewest_novel(int(judged.sum()), len(calibrating), fdr),
+        n_judged=int(judged.sum()),
+        fewest=fewest_novel(int(judged.sum()), n_effective, fdr),
         weighted=weighted,
     )
 
@@ -159,7 +172,7 @@ def _half(types: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _called(score: np.ndarray, q: np.ndarray, n: int, fdr: float) -> np.ndarray:
     """Cells of the pool that look as novel as a query cell that is called. Shapes: ``(pool,), (query,) -> (pool,)``."""
-    novel = q <= fdr * (1 + _ROUNDING)
+    novel = at_most(q, fdr)
     return score >= (score[n:][novel].min() if novel.any() else np.inf)
 
 
@@ -209,7 +222,7 @@ def audit_types(
             reference[known], types[known], reference[pool[order]]
         )
         n = len(calibrating)
-        novel = q_values(conformal_p_values(score[:n], score[n:])) <= fdr * (1 + _ROUNDING)
+        novel = at_most(q_values(conformal_p_values(score[:n], score[n:])), fdr)
         n_true = int(novel[len(rest) :].sum())
         records.append(
             {

@@ -56,3 +56,5 @@ class AnnotateOptions:
         for name in ("fdr", "max_error", "level"):
             if not 0 < getattr(self, name) < 1:
                 raise SettingError(f"{name}={getattr(self, name)} must lie strictly between 0 and 1.")
+        if self.seed >= 2**32:
+            raise SettingError(f"seed={self.seed} must be less than {2**32}.")

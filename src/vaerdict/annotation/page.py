@@ -127,7 +127,8 @@ def _rate_finding(word: str, batches: Sequence[Row], settings: Row) -> Finding:
     """Whether the rate is stated. What was found in a single batch is in the summary."""
     lines = [batch_message(b, settings) for b in batches[:_GATES]] if len(batches) > 1 else []
     if any(b["promised"] for b in batches):
-        text = f"Novel cells: an expected {settings['fdr']:.0%} at most of the calls are false."
+        where = " in each batch" if len(batches) > 1 else ""
+        text = f"Novel cells: an expected {settings['fdr']:.0%} at most of the calls{where} are false."
         lines.append(
             "This holds if known cells of reference and query are exchangeable, on average over repetitions: a single "
             "list may have more false calls."

@@ -14,7 +14,7 @@ import numpy as np
 from vaerdict.annotation import data, groups
 from vaerdict.annotation.features import principal_components
 from vaerdict.annotation.labels import LabelProbabilities, label_probabilities
-from vaerdict.annotation.novelty import Novelty, audit_types, find_novel_cells
+from vaerdict.annotation.novelty import Novelty, at_most, audit_types, find_novel_cells
 from vaerdict.annotation.options import AnnotateOptions
 from vaerdict.annotation.result import Annotation
 from vaerdict.annotation.verdict import verdict
@@ -124,7 +124,9 @@ class _Run:
             labelled = np.flatnonzero([t is not None for t in types])
             genes = data.shared_genes(self.reference, self.query, options.gene_symbols)
             cells = data.read(self.reference, self.query, labelled, genes, options, self.progress)
+        names = np.unique(types[labelled].astype(str))
         types, known = types[cells.reference.rows].astype(str), given[cells.query.rows]
+        data.check_sizes(types, names, "reference cells with counts")
         with self._timed("components"):
             features, query = self._features(cells)
         with self._timed("labels"):
@@ -153,7 +155,7 @@ class _Run:
             "confusion": {"types": probabilities.types.tolist(), "counts": probabilities.confusion.tolist()},
             "batches": [_batch_record(name, rows, found) for name, rows, found in batches],
             "novel": records,
-            "rates": [{"fdr": rate, "n_cells": int((table["q_novel"] <= rate).sum())} for rate in _RATES],
+            "rates": [{"fdr": rate, "n_cells": int(at_most(table["q_novel"], rate).sum())} for rate in _RATES],
             "ranking": ranking,
             "warnings": self.warnings,
             "settings": asdict(options),
@@ -223,13 +225,16 @@ class _Run:
         known = np.array([t is not None for t in given])
         for number, (name, rows, judges) in enumerate(batches):
             calibration = known[rows] if options.calibration is not None else None
+            place = "" if name is None else f" in batch {name!r}"
             if calibration is not None and calibration.sum() < FEWEST_CALIBRATION:
                 raise DataError(
-                    f"batch {name!r} has {int(calibration.sum())} cells of known type in {options.calibration!r}; at "
-                    f"least {FEWEST_CALIBRATION} are needed in every batch."
+                    f"{int(calibration.sum())} cells with counts have a known type in {options.calibration!r}"
+                    f"{place}; at least {FEWEST_CALIBRATION} are needed."
                 )
             if calibration is not None and calibration.all():
-                raise DataError(f"all cells have a known type in {options.calibration!r}; none is left to annotate.")
+                raise DataError(
+                    f"all cells have a known type in {options.calibration!r}{place}; none is left to annotate."
+                )
             novelty = find_novel_cells(
                 features[judges],
                 types[judges],
@@ -266,8 +271,8 @@ class _Run:
         judged = np.full(len(rows), int(Verdict.OK))
         for _, cell, found in batches:
             p[cell], q[cell], novel[cell] = found.p, found.q, found.novel
-            callable_ = found.fewest <= len(cell)
-            judged[cell] = Verdict.REFUSE if not found.promised else Verdict.OK if callable_ else Verdict.CAUTION
+            passed = Verdict.OK if found.callable else Verdict.CAUTION
+            judged[cell] = passed if found.promised else Verdict.REFUSE
         call = np.where(novel, NOVEL, np.where(1 - best <= self.options.max_error, LABEL, UNDECIDED)).astype(object)
         judged = np.where((judged == Verdict.REFUSE) & (call == LABEL), int(Verdict.CAUTION), judged)
         judged[known] = Verdict.OK
@@ -306,7 +311,7 @@ class _Run:
         if records and self.options.markers:
             everyone = np.full(self.query.n_obs, None, dtype=object)
             everyone[cells.query.rows] = group
-            groups.add_markers(records, self.query, everyone, self.options.layer, self.warnings, self.options.seed)
+            groups.add_markers(records, self.query, everyone, self.options, self.warnings)
         judged = refused & (units != "")
         return records, groups.ranked_units(units[judged], score[judged], predicted[judged])
 
@@ -327,6 +332,7 @@ def _batch_record(name: str | None, rows: np.ndarray, found: Novelty) -> dict[st
         "n_calibration": found.n_calibration,
         "n_novel": int(found.novel.sum()),
         "fewest": found.fewest,
+        "callable": found.callable,
         "promised": found.promised,
         "weighted": found.weighted,
         "p_value": gate.p_value,

@@ -117,10 +117,17 @@ class Annotation:
     def _write_annotated(self, file: Path) -> None:
         """A copy of the query with further columns of obs; a file is copied without reading its counts."""
         with isolated(0):
-            if not getattr(self.source, "isbacked", False):
-                copy = self.source.copy()
+            backed = getattr(self.source, "isbacked", False)
+            if not backed or self.source.is_view:
+                copy = self.source.to_memory() if backed else self.source.copy()
                 self.to_obs(copy)
-                copy.write_h5ad(file)
+                try:
+                    copy.write_h5ad(file)
+                except (TypeError, ValueError, NotImplementedError) as error:  # a column of mixed kinds, for example
+                    reason = " ".join(" ".join([str(error), *getattr(error, "__notes__", [])]).split())
+                    raise DataError(
+                        f"the query cannot be written to {ANNOTATED} ({reason}); convert or remove what is named there."
+                    ) from error
                 return
             write_elem = require("anndata.io", "bio").write_elem
             shutil.copyfile(self.source.filename, file)
@@ -144,7 +151,8 @@ def read_cells(path: str | Path) -> pandas.DataFrame:
         raise SettingError(f"{path} holds no {TABLE}; name a folder that `vaerdict annotate` wrote.")
     options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a type may be called NA
     texts = dict.fromkeys(("cell", "call", "label", "unit", "verdict"), str)
-    return require("pandas", "bio").read_csv(file, dtype=texts, **options)
+    cells = require("pandas", "bio").read_csv(file, dtype=texts, **options)
+    return cells.fillna(dict.fromkeys(texts, ""))
 
 
 def read_features(path: str | Path) -> np.ndarray:

@@ -20,7 +20,7 @@ def verdict(results: Record, table: Any) -> dict[str, Any]:
     """The verdict and its messages; `results` as results.json holds them, `table` the cells."""
     batches = results["batches"]
     n_promised = sum(b["promised"] for b in batches)
-    callable_ = any(b["promised"] and b["fewest"] <= b["n_cells"] for b in batches)
+    callable_ = any(b["promised"] and b["callable"] for b in batches)
     word = Verdict.REFUSE if not n_promised else Verdict.OK if n_promised == len(batches) else Verdict.CAUTION
     word = Verdict.CAUTION if word == Verdict.OK and not callable_ else word
     messages = [_calls(table), *(batch_message(b, results["settings"]) for b in batches), *_missed(results["types"])]
@@ -49,7 +49,7 @@ def batch_message(batch: Record, settings: Record) -> str:
             f"{place}No rate is stated for novel cells, and none is called: {comparison(batch, calibrating)}. Labels "
             f"are given with caution, because their probabilities were calibrated on the reference.{remedy}"
         )
-    if batch["fewest"] > batch["n_cells"]:
+    if not batch["callable"]:
         return (
             f"{place}No cell could have been called novel: with {batch['n_calibration']} calibration cells "
             f"{batch['fewest']:,} novel ones would be needed. More calibration cells make it possible."

@@ -122,7 +122,7 @@ def q_values(p: np.ndarray) -> np.ndarray:
     return np.asarray(stats.false_discovery_control(p)) if len(p) else p
 
 
-def fewest_novel(n_query: int, n_calibration: int, fdr: float) -> int:
+def fewest_novel(n_query: int, n_calibration: float, fdr: float) -> int:
     r"""Smallest number of rows that can be called: :math:`\lceil m / (\alpha (n + 1)) \rceil` of m query rows.
 
     The smallest p-value is 1 / (n + 1), so that fewer rows never reach a q-value of `fdr`. If this exceeds `n_query`,

@@ -78,7 +78,7 @@ class ConformalUnits:
         for size in self.sizes:
             n_units = min(len(rows) // size, MAX_UNITS * min(self.sizes) // size)
             for repeat in range(self.repeats):
-                unit = _clustered(rows, max(2, n_units), seed=1000 * self.seed + repeat)
+                unit = _clustered(rows, max(2, n_units), seed=(1000 * self.seed + repeat) % 2**32)
                 score += _log_ratio(unit, predicted, n_known, len(names))[unit[n_known:]]
                 if size == self.sizes[len(self.sizes) // 2] and repeat == 0:
                     shown = unit
