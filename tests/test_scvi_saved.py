@@ -100,3 +100,18 @@ def test_a_file_of_another_kind_is_refused(altered, folder, cells, tmp_path):
         read_scvi(tmp_path)
     with pytest.raises(DataError, match=r"holds no model.pt"):
         read_scvi(tmp_path / "nowhere")
+
+
+def test_what_a_program_of_pyro_left_behind_is_not_read(folder, cells, tmp_path):
+    pyro = pytest.importorskip("pyro")
+    saved = torch.load(folder / "model.pt", weights_only=False)
+    store = pyro.get_param_store()
+    before = store.get_state()
+    with isolated(0):
+        pyro.param("loc", torch.zeros(2))
+        pyro.param("scale", torch.ones(2), constraint=torch.distributions.constraints.positive)
+        saved["model_state_dict"]["pyro_param_store"] = store.get_state()
+    store.set_state(before)
+    torch.save(saved, tmp_path / "model.pt")
+    assert "pyro_param_store" not in read_scvi(tmp_path)["model_state_dict"]
+    assert type(load_scvi(tmp_path, cells.copy())).__name__ == "SCVI"

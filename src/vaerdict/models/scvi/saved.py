@@ -23,6 +23,8 @@ from vaerdict.optional import isolated, require
 
 _FILE = "model.pt"
 _HISTORY = re.compile(r"history_$")  # tables of the training, which nothing here needs
+_PYRO = "pyro_param_store"  # scvi-tools saves what other programs of the process left there, with every model
+_BLANKS = ("pandas.", "torch.distributions.constraints.")
 _NUMPY = ("numpy._core", "numpy.core")  # in NumPy 2 and 1
 
 
@@ -78,11 +80,12 @@ def read_scvi(folder: str | Path) -> dict[str, Any]:
     _check_model(saved, path)
     attributes = saved["attr_dict"]
     saved["attr_dict"] = {key: value for key, value in attributes.items() if not _HISTORY.search(key)}
+    saved["model_state_dict"].pop(_PYRO, None)
     return saved
 
 
 class _Table:
-    """Takes the place of tables of pandas and of their parts, whose contents are not read."""
+    """Takes the place of tables of pandas, of their parts and of constraints, whose contents are not read."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -100,12 +103,12 @@ def _dict(*_: Any) -> dict[Any, Any]:
 
 
 def _plain_data(needed: list[str]) -> list[Any]:
-    """What a file may construct: arrays of NumPy, containers, and blanks for the tables of the training's history."""
+    """What a file may construct: arrays of NumPy, containers, and blanks for the training's history and for Pyro."""
     multiarray: Any = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray  # type: ignore[attr-defined]
     arrays = [(getattr(multiarray, f), f"{m}.multiarray.{f}") for m in _NUMPY for f in ("_reconstruct", "scalar")]
     dtypes = [getattr(np.dtypes, name) for name in dir(np.dtypes) if name.endswith("DType")]
     allowed = [dict, bytes, (_dict, "collections.defaultdict"), np.dtype, np.ndarray, *dtypes, *arrays]
-    names = {name for name in needed if name.startswith("pandas.") or name == "builtins.slice"}
+    names = {name for name in needed if name.startswith(_BLANKS) or name == "builtins.slice"}
     foreign = set(needed) - names - {_name(item) for item in allowed}
     if foreign:
         raise pickle.UnpicklingError(f"it asks for {', '.join(sorted(foreign)[:5])}")
