@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vaerdict.annotation.figures import (
     MOST_TYPES,
@@ -18,13 +18,12 @@ from vaerdict.annotation.groups import FEWEST
 from vaerdict.annotation.result import ANNOTATED, read_cells, read_features
 from vaerdict.annotation.verdict import CLEAR, batch_message
 from vaerdict.auditing.verdict import percent
-from vaerdict.report.document import Block, Document, present
+from vaerdict.report.document import TONES, Block, Document, Finding, present
 from vaerdict.report.page import flat
 from vaerdict.report.records import Row, read_run, rows_of, well_formed
 from vaerdict.report.tables import Column, Table
 from vaerdict.selective.gate import MIN_ROWS
 
-_TONES = {"OK": "good", "CAUTION": "open", "REFUSE": "bad"}
 _GATES = 4  # batches whose test is drawn
 _CONFUSIONS = 20  # kinds of wrong labels listed
 _ACCURATE = 0.9  # share of right labels from which labels are shown as good
@@ -46,15 +45,6 @@ _STYLE = """
 .picture { display: inline-block; width: min(100%, 33rem); margin-right: 1rem; vertical-align: top; }
 tbody th { min-width: 8rem; overflow-wrap: break-word; }
 """
-
-
-class Finding(NamedTuple):
-    """A statement of the page; see `vaerdict.report.document.Statement`."""
-
-    text: str
-    verdict: str
-    tone: str
-    lines: Sequence[str]
 
 
 def from_run(run_dir: Path) -> Document:
@@ -136,7 +126,7 @@ def _rate_finding(word: str, batches: Sequence[Row], settings: Row) -> Finding:
     else:
         text = "Novel cells: none is called, because no false discovery rate can be stated."
         lines.append("Clusters are ranked by how little the reference explains them, without a rate.")
-    return Finding(text, word.lower(), _TONES[word], lines)
+    return Finding(text, word.lower(), TONES[word], lines)
 
 
 def _label_finding(results: Row) -> Finding:

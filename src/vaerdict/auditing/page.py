@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vaerdict import __version__
 from vaerdict.auditing.figures import groups_picture, khat_picture, movement_picture
 from vaerdict.auditing.verdict import MOST, NEAR, moved_most, of_share, percent
 from vaerdict.report import brief
-from vaerdict.report.document import Block, Document, Section, present
+from vaerdict.report.document import TONES, Block, Document, Finding, Section, present
 from vaerdict.report.page import flat
 from vaerdict.report.records import Row, read_run, rows_of, well_formed
 from vaerdict.report.tables import Column, Table, Value, number
 
-_TONES = {"OK": "good", "CAUTION": "open", "REFUSE": "bad"}
 _WORDS = (
     ("k-hat", "How heavy the tail of the importance weights is. Above the threshold their averages are not reliable."),
     ("effective draws", "How many draws of the posterior the weighted draws are worth, as a share of the draws (ESS)."),
@@ -34,15 +33,6 @@ _STYLE = """
 tbody th { min-width: 9rem; overflow-wrap: break-word; }
 """
 _LITTLE = 0.1  # posterior standard deviations
-
-
-class Finding(NamedTuple):
-    """A statement of the page; see `vaerdict.report.document.Statement`."""
-
-    text: str
-    verdict: str
-    tone: str
-    lines: Sequence[str]
 
 
 def from_run(run_dir: Path) -> Document:
@@ -159,7 +149,7 @@ def findings(results: Row) -> list[Finding]:
 
 
 def _badge(verdict: str) -> tuple[str, str]:
-    return verdict.lower(), _TONES[verdict]
+    return verdict.lower(), TONES[verdict]
 
 
 def _neighbours(row: Row | None, noun: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from vaerdict.report import tables
 from vaerdict.report.tables import Table, markdown_text
@@ -57,6 +57,18 @@ class Statement(Protocol):
         """The evidence."""
         ...
 
+
+class Finding(NamedTuple):
+    """A `Statement` of a report."""
+
+    text: str
+    verdict: str
+    tone: str
+    lines: Sequence[str]
+
+
+TONES = {"OK": "good", "CAUTION": "open", "REFUSE": "bad"}
+"""How the names of verdicts are shown."""
 
 Block = str | Table | Picture | Live | Sequence[Statement]
 """A paragraph, a table, a picture, interactive markup or a list of statements."""
