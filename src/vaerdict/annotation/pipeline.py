@@ -34,6 +34,9 @@ LABEL, NOVEL, UNDECIDED = "label", "novel", "undecided"
 FEWEST_CALIBRATION = 20
 """Least number of query cells of known type that can calibrate."""
 
+Batches = list[tuple[str | None, np.ndarray, Novelty]]
+"""Name, query cells and findings of each batch."""
+
 _RATES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)  # at which numbers of calls are reported
 
 _FEWEST_OF_BATCH = 100  # reference cells of a batch that judge the query cells of the same batch alone
@@ -208,7 +211,7 @@ class _Run:
     # ----------------------------------------------------------------------------------------------- judging
     def _judged(
         self, features: np.ndarray, types: np.ndarray, query: np.ndarray, given: np.ndarray, cells: data.Pair
-    ) -> tuple[list[tuple[str | None, np.ndarray, Novelty]], np.ndarray]:
+    ) -> tuple[Batches, np.ndarray]:
         """What was found in every batch of the query, and the name of each cell's unit."""
         key, options = self.options.batch_key, self.options
         batches = [(None, np.arange(len(query)), np.arange(len(features)))]
@@ -255,7 +258,7 @@ class _Run:
         cells: data.Pair,
         probabilities: LabelProbabilities,
         scanvi: ScanviClasses | None,
-        batches: list[tuple[str | None, np.ndarray, Novelty]],
+        batches: Batches,
         units: np.ndarray,
         given: np.ndarray,
     ) -> Any:
@@ -267,12 +270,9 @@ class _Run:
         label, best = types[prob.argmax(1)].astype(object), prob.max(1)
         known = np.array([t is not None for t in given])
         label[known], best[known] = given[known], 1.0
-        p, q, novel = np.full(len(rows), np.nan), np.full(len(rows), np.nan), np.zeros(len(rows), dtype=bool)
-        judged = np.full(len(rows), int(Verdict.OK))
-        for _, cell, found in batches:
-            p[cell], q[cell], novel[cell] = found.p, found.q, found.novel
-            passed = Verdict.OK if found.callable else Verdict.CAUTION
-            judged[cell] = passed if found.promised else Verdict.REFUSE
+        p, q, novel = (_of_cells(batches, key, len(rows)) for key in ("p", "q", "novel"))
+        promised, callable_ = (_of_cells(batches, key, len(rows)) for key in ("promised", "callable"))
+        judged = np.where(promised, np.where(callable_, int(Verdict.OK), int(Verdict.CAUTION)), int(Verdict.REFUSE))
         call = np.where(novel, NOVEL, np.where(1 - best <= self.options.max_error, LABEL, UNDECIDED)).astype(object)
         judged = np.where((judged == Verdict.REFUSE) & (call == LABEL), int(Verdict.CAUTION), judged)
         judged[known] = Verdict.OK
@@ -292,17 +292,12 @@ class _Run:
         features: np.ndarray,
         types: np.ndarray,
         query: np.ndarray,
-        batches: list[tuple[str | None, np.ndarray, Novelty]],
+        batches: Batches,
         units: np.ndarray,
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Groups of novel cells, and the least explained units of batches whose rate is refused."""
-        novel, p, q = np.zeros(len(query), dtype=bool), *np.full((2, len(query)), np.nan)
-        score, predicted = np.full(len(query), np.nan), np.full(len(query), None, dtype=object)
-        refused = np.zeros(len(query), dtype=bool)
-        for _, rows, found in batches:
-            novel[rows], p[rows], q[rows] = found.novel, found.p, found.q
-            score[rows], predicted[rows] = found.score, found.predicted
-            refused[rows] = not found.promised
+        novel, p, q = (_of_cells(batches, key, len(query)) for key in ("novel", "p", "q"))
+        score, predicted = (_of_cells(batches, key, len(query)) for key in ("score", "predicted"))
         group = np.zeros(len(query), dtype=int)
         if novel.any():
             centers = np.stack([features[types == name].mean(0) for name in np.unique(types)])
@@ -312,8 +307,17 @@ class _Run:
             everyone = np.full(self.query.n_obs, None, dtype=object)
             everyone[cells.query.rows] = group
             groups.add_markers(records, self.query, everyone, self.options, self.warnings)
-        judged = refused & (units != "")
+        judged = ~_of_cells(batches, "promised", len(query)) & (units != "")
         return records, groups.ranked_units(units[judged], score[judged], predicted[judged])
+
+
+def _of_cells(batches: Batches, name: str, n: int) -> np.ndarray:
+    """A field of what was found in all batches, for each of n query cells. Shapes: ``-> (n,)``."""
+    values = [np.broadcast_to(getattr(found, name), rows.shape) for _, rows, found in batches]
+    out = np.empty(n, dtype=np.result_type(*values))
+    for (_, rows, _), part in zip(batches, values, strict=True):
+        out[rows] = part
+    return out
 
 
 def _of_batch(batch: np.ndarray, name: str, types: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ class SelectiveClassifier(ClassifierMixin, BaseEstimator):
     P(c | x) is that of the recognition model (plugin), or is estimated by the three steps (corrected): models are
     trained by several `objectives` and the one with the most held-out evidence is selected, `proposals` are fitted for
     it, and p(c | x) is estimated by multiple importance sampling, refined per row where that is not reliable. The
-    latter takes about 40 ms per row of scikit-learn's digits, the plugin estimate 0.2 ms.
+    latter takes much longer.
 
     Parameters
     ----------

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from vaerdict.core import DataError
@@ -127,13 +128,13 @@ def _novel(results: Path) -> HeadlineRow:
     rows = _where(_read(results / "bench" / "novel-cells.json")["rows"], method="vaerdict")
     cells = _where(rows, stage="hidden", data="PBMC 3k")
     shares = {share: _where(cells, share=share) for share in (0.05, 0.25)}
-    few, many = ((_mean(part, "power"), _mean(part, "fdp")) for part in shares.values())
+    few, many = ([_percent(part, key) for key in ("power", "fdp")] for part in shares.values())
     shifted = [row for row in _where(rows, stage="gate") if row["design"] not in ("random", "composition")]
     n_refused = sum(row["refused"] for row in shifted)
     return HeadlineRow(
         "Are unknown cell types found?",
-        f"PBMC 3k, types hidden in turn, FDR 10%: 5% novel, {few[0]:.0%} found, {few[1]:.0%} of calls false; 25% "
-        f"novel, {many[0]:.0%}, {many[1]:.0%}. Other donors, patients, conditions: {n_refused} of {len(shifted)} "
+        f"PBMC 3k, types hidden in turn, FDR 10%: 5% novel, {few[0]} found, {few[1]} of calls false; 25% "
+        f"novel, {many[0]}, {many[1]}. Other donors, patients, conditions: {n_refused} of {len(shifted)} "
         "refused.",
         "vaerdict bench novel-cells",
     )
@@ -159,6 +160,12 @@ def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float:
     """The mean over rows, one per seed."""
     values = [row[key] for row in rows]
     return sum(values) / len(values)
+
+
+def _percent(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The mean over runs in percent with its standard error."""
+    values = [row[key] for row in rows]
+    return f"{100 * mean(values):.0f}±{100 * stdev(values) / len(values) ** 0.5:.1f}%"
 
 
 def _only(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
