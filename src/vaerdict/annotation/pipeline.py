@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vaerdict.annotation import data, groups
-from vaerdict.annotation.features import principal_components
+from vaerdict.de.components import principal_components
 from vaerdict.annotation.labels import LabelProbabilities, label_probabilities
 from vaerdict.annotation.novelty import Novelty, at_most, audit_types, find_novel_cells
 from vaerdict.annotation.options import AnnotateOptions

@@ -165,22 +165,22 @@ class Analysis:
         if contrast.paired:
             names = sorted(a.samples)
             return paired_likelihood(
-                [(self._sums(a, None, s, columns), self._sums(b, None, s, columns)) for s in names]
+                [(self.sums(a, None, s, columns), self.sums(b, None, s, columns)) for s in names]
             )
         if a.samples:
             units, design = self._sample_design(contrast)
             return samples_likelihood([self.scan.sums[unit].take(columns) for unit in units], design)
         pairs = [
-            (self._sums(a, batch, None, columns), self._sums(b, batch, None, columns)) for batch in self._batches(a, b)
+            (self.sums(a, batch, None, columns), self.sums(b, batch, None, columns)) for batch in self.batches(a, b)
         ]
         if not self.covariates.names:
             return cells_likelihood(pairs)
         return self._adjusted_likelihood(contrast, genes, pairs)
 
-    def _sums(self, side: Side, batch: str | None, sample: str | None, genes: Tensor) -> GroupSums:
+    def sums(self, side: Side, batch: str | None, sample: str | None, genes: Tensor) -> GroupSums:
         return self.scan.sums[side.name, batch, sample].take(genes)
 
-    def _batches(self, a: Side, b: Side) -> list[str | None]:
+    def batches(self, a: Side, b: Side) -> list[str | None]:
         """The batches that hold enough cells of both sides."""
         return [name for name in self._names if name is None or all(self._enough(side, name) for side in (a, b))]
 
@@ -215,7 +215,7 @@ class Analysis:
                 units.append((side.name, batch, sample))
                 batches.append(number)
                 first.append(side is contrast.a)
-                values.append(self.covariates.values[self.cells[self._members(side, batch, sample)]].mean(0))
+                values.append(self.covariates.values[self.cells[self.members(side, batch, sample)]].mean(0))
         design = SampleDesign(torch.tensor(batches), torch.tensor(first), torch.from_numpy(np.array(values)))
         if not self.covariates.names:
             return units, design
@@ -223,7 +223,7 @@ class Analysis:
         columns, _ = self.covariates.check(contrast.name, design.covariates, design.first, design.batch, weight)
         return units, replace(design, covariates=columns)
 
-    def _members(self, side: Side, batch: str | None, sample: str | None) -> np.ndarray:
+    def members(self, side: Side, batch: str | None, sample: str | None) -> np.ndarray:
         """The cells of a side, of its batch and sample. Shapes: ``-> (n,)`` indices of the cells compared."""
         cells = (side.cells if sample is None else side.samples[sample]).numpy()
         return cells if batch is None else cells[self.labels.batch[self.cells[cells]] == batch]  # type: ignore[index]
@@ -257,8 +257,8 @@ class Analysis:
         Shapes: ``-> (n,), (n,), (n, columns)``, and the share of the information that the covariates leave.
         """
         members = [
-            self._members(side, batch, None)
-            for batch in self._batches(contrast.a, contrast.b)
+            self.members(side, batch, None)
+            for batch in self.batches(contrast.a, contrast.b)
             for side in (contrast.a, contrast.b)
         ]
         order, stratum = np.concatenate(members), np.repeat(np.arange(len(members)), list(map(len, members)))
