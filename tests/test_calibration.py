@@ -409,7 +409,7 @@ def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
     pd.testing.assert_frame_equal(again.table, calibration.table)
     written = (tmp_path / "whole" / "calibrate.csv").read_text()
-    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 15)
+    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 16)
     other = calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
     assert (tmp_path / "other" / "calibrate.csv").read_text() != written
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
@@ -637,6 +637,9 @@ def test_types_and_batches_travel_to_the_real_analysis(joint):
         ({"rivals": ["limma"]}, "no rival limma; there are wilcoxon, ttest, deseq2, edger"),
         ({"splits": 0, "spikes": 0}, "at least one split"),
         ({"splits": -1}, "splits=-1: at least 0"),
+        ({"mixed": 1}, "mixed=1 is about pairs of groups; name two or more with groups"),
+        ({"undone": 1, "groups": ["A", "B"], "sample_key": "sample"}, "undone=1 splits cells"),
+        ({"undone": 1, "groups": ["A", "B"], "scale": "proportion"}, "undone=1 with scale='proportion'"),
         ({"layer": "raw"}, "layer='raw' is not there"),
         ({"groupby": "empty"}, "holds no label"),
     ],

@@ -98,9 +98,10 @@ def calibrate(
     splits, known changes are planted by thinning counts (`vaerdict.de.calibration.halves`), so that achieved FDR, power
     and coverage of the intervals are known. With two groups or more, `mixed` splits are of two groups pooled, and in
     `undone` comparisons of two groups the change of some genes is undone (`vaerdict.de.calibration.undoing`): both show
-    whether a prior learned from other cells calls genes that did not change. With `sample_key` whole samples are split, at least two per half; where
-    nothing changed, the comparison with cells as replicates is made as well. `rivals` are other tests
-    (`vaerdict.de.rivals`) that are asked about the same cells and genes, each judged by the question that it answers.
+    whether a prior learned from other cells calls genes that did not change. With `sample_key` whole samples are
+    split, at least two per half; where nothing changed, the comparison with cells as replicates is made as well.
+    `rivals` are other tests (`vaerdict.de.rivals`) that are asked about the same cells and genes, each judged by the
+    question that it answers.
 
     Parameters
     ----------

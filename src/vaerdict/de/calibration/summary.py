@@ -39,9 +39,10 @@ RULE = (
     "mean share of false discoveries over splits with planted changes does (t-test). Where groups were mixed and where "
     "changes were undone the same tests can show too many false; genes whose change was undone are only some of those "
     "that can be false. Conservative: the mean share with planted changes is below the target. Calibrated: it is "
-    "neither, and is below twice the target. Otherwise, and with fewer than five splits, nothing is resolved. All tests are one-sided with a false-alarm rate of 1 %. The standard error is that over "
-    "random splits of these cells, and at least that of as many independent discoveries. Where cell types are compared "
-    "one by one, each with its own FDR, a split of each type counts."
+    "neither, and is below twice the target. Otherwise, and with fewer than five splits, nothing is resolved. All "
+    "tests are one-sided with a false-alarm rate of 1 %. The standard error is that over random splits of these cells, "
+    "and at least that of as many independent discoveries. Where cell types are compared one by one, each with its own "
+    "FDR, a split of each type counts."
 )
 _COMPARED = (
     "Reported is what `vaerdict de` reports. The other methods are tests of the same cells and genes, each judged by "

@@ -50,10 +50,10 @@ class Compared(NamedTuple):
 
 
 def split_work(path: str, task: Task) -> dict[str, Any]:
-    """Compare the halves of one split of the cells stored at `path`, unchanged or with changes planted.
+    """Compare the halves of one split of the cells stored at `path`, unchanged or with changes planted or undone.
 
-    `task` names the `groups` that are split or compared, the samples in the `first` half (None where cells are split), the `entropy`
-    of the split, the `analysis_seed` and the `rivals`; `options` are those of `differential_expression`.
+    `task` names the `groups` that are split or compared, the samples in the `first` half (None where cells are split),
+    the `entropy` of the split, the `analysis_seed` and the `rivals`; `options` are those of `differential_expression`.
     """
     cells, rng = _stored(path, task["data"]), np.random.default_rng(task["entropy"])
     half = halves(cells, task, rng)
@@ -254,9 +254,7 @@ def _methods(
         yield {**names, "method": name, "question": RIVALS[name].question}, answer.called
 
 
-def _calls(
-    compared: Compared, truths: Mapping[str, np.ndarray], task: Task, replicates: str
-) -> list[dict[str, Any]]:
+def _calls(compared: Compared, truths: Mapping[str, np.ndarray], task: Task, replicates: str) -> list[dict[str, Any]]:
     """What every method calls in each list at each level, judged by the question that it answers.
 
     Shapes: ``truths (rows,)`` bool, the genes that changed by delta, and at all.

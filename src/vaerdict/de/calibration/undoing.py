@@ -26,6 +26,7 @@ UNDONE_SHARE = 0.1
 CLEAR = 2.0
 """A change is clear where the estimate by all cells lies this many standard errors beyond delta."""
 
+# options of the analysis that the likelihood of the counts depends on
 _KEPT = ("within", "batch_key", "covariates", "delta", "min_cells")
 
 
@@ -67,11 +68,12 @@ def undo_changes(cells: Any, task: Task, rng: np.random.Generator) -> tuple[Any,
 
 def _clear_changes(cells: Any, task: Task) -> dict[str | None, np.ndarray]:
     """For each type the fold changes of the genes that clearly differ, zero for others. Shapes: ``(genes,)``."""
-    options = DEOptions(groupby=task["groupby"], pairs=(tuple(task["groups"]),), **_counts_alone(task["options"]))
-    keys = ("groupby", "within", "sample_key", "batch_key")
-    group, *more = (None if (key := getattr(options, role)) is None else column(cells, key, role=role) for role in keys)
-    assert group is not None
-    read, changes = analysis.read(cells, options, Labels(options.groupby, group, *more), None), {}
+    kept = {name: task["options"][name] for name in _KEPT}
+    options = DEOptions(groupby=task["groupby"], pairs=(tuple(task["groups"]),), **kept)
+    keys = {"within": options.within, "batch_key": options.batch_key}
+    within, batch = (None if key is None else column(cells, key, role=role) for role, key in keys.items())
+    group = column(cells, options.groupby, role="groupby")
+    read, changes = analysis.read(cells, options, Labels(options.groupby, group, within, batch=batch), None), {}
     for contrast in read.contrasts:
         genes = read.genes(contrast).expressed
         likelihood = read.likelihood(contrast, genes)
@@ -81,8 +83,3 @@ def _clear_changes(cells: Any, task: Task) -> dict[str | None, np.ndarray]:
         change[genes] = torch.where(clear, lfc, 0.0).numpy()
         changes[contrast.within] = change
     return changes
-
-
-def _counts_alone(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the analysis that the counts alone depend on."""
-    return {name: options[name] for name in _KEPT}
