@@ -202,7 +202,7 @@ def _with_pairs(how: CalibrateOptions, analysis: DEOptions, groups: Sequence[str
             f"undone={how.undone} with scale={analysis.scale!r}: changes are undone relative to the genes that do not "
             "change; choose centred, or leave undone out."
         )
-    learns = len(groups) > 1 and cells and getattr(analysis, "prior", "none") != "none"
+    learns = len(groups) > 1 and cells and analysis.prior != "none"
     mixed, undone = (n * learns for n in (MIXED_SPLITS, UNDONE_SPLITS * centred))
     return replace(
         how,
