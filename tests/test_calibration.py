@@ -529,7 +529,7 @@ def test_calibrate_takes_every_option_of_the_analysis(monkeypatch):
         assert f"{option.name} : " in (calibrate.__doc__ or "")
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
-    options = {"borrow": True, "check_model": True, "keep_genes": ("g1",), "objectives": ("VAE",), "min_cells": 2}
+    options = {"prior": "none", "check_model": True, "keep_genes": ("g1",), "objectives": ("VAE",), "min_cells": 2}
     settings = calibrate(simulated(n=120), "group", ["A"], splits=1, spikes=0, **options).results["settings"]
     expected = options | {"keep_genes": ["g1"], "objectives": ["VAE"]}
     assert {name: seen[0][name] for name in options} == {name: settings[name] for name in options} == expected
@@ -549,30 +549,20 @@ def test_genes_go_by_their_symbols():
         calibrate(adata, "group", ["A"], **options | {"keep_genes": ("nothing",)})
 
 
-@pytest.mark.parametrize("borrow", [False, True])
-def test_unlabelled_cells_reach_an_analysis_that_borrows(monkeypatch, borrow):
+@pytest.mark.parametrize(("prior", "n_others"), [("none", 50), ("profile", 120)])
+def test_cells_to_learn_from_reach_an_analysis_with_a_prior(monkeypatch, prior, n_others):
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
     monkeypatch.setattr(inputs, "OTHER_CELLS", 50)
-    monkeypatch.setattr(inputs, "MOST_TRAINING", 120)
+    monkeypatch.setattr(inputs, "MOST_OTHER", 120)
     adata = simulated(n=360)
     adata.obs["known"] = np.where(adata.obs["group"] == "B", None, adata.obs["group"])
-    calibrate(adata, "known", ["A"], splits=1, spikes=0, borrow=borrow)
-    labels = pd.Series(seen[0]["half"]).value_counts()
-    assert labels[task.FIRST] == labels[task.SECOND] == 60
-    unlabelled = len(seen[0]["half"]) - labels.drop("nan", errors="ignore").sum()
-    assert unlabelled + labels.get("of C", 0) == (120 if borrow else 50)
-    assert (unlabelled == 120) == borrow  # of the 120 unlabelled cells all, or some at random
-
-
-def test_a_model_that_borrows_is_calibrated():
-    adata = simulated(n=240, null=True)
-    adata.obs["known"] = np.where(np.arange(240) < 120, adata.obs["group"], None)
-    calibration = calibrate(
-        adata, "known", ["A"], splits=1, spikes=1, borrow=True, objectives=["VAE"], refits=0, **FAST
-    )
-    assert set(calibration.table["method"]) == {"reported"}
-    assert calibration.results["settings"]["objectives"] == ["VAE"]
+    calibrate(adata, "known", ["A"], splits=1, spikes=0, prior=prior)
+    half = seen[0]["half"]
+    assert (np.isin(half, [task.FIRST, task.SECOND])).sum() == 120
+    others = half[~np.isin(half, [task.FIRST, task.SECOND])]
+    assert len(others) == n_others
+    assert set(others) == {"of C", "nan"}  # with a label and without
 
 
 @pytest.fixture(scope="module")

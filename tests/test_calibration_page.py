@@ -220,6 +220,7 @@ def test_help_documents_every_column_and_has_an_example(command):
 def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, data, tmp_path):
     out_dir = tmp_path / "run"
     options = (data, "--groupby", "group", "--groups", "A", "B", "--splits", 1, "--spikes", 1, "--quick")
+    options += ("--mixed", 1, "--undone", 1)
     options += ("--device", "cpu", "--out", out_dir)
     code, out, err = command("calibrate", *options)
     assert (code, err) == (0, "")
@@ -231,7 +232,8 @@ def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, dat
     with (out_dir / "calibrate.csv").open() as file:
         table = list(csv.DictReader(file))
     assert list(table[0]) == names(CALIBRATE)
-    assert {(row["kind"], row["group"]) for row in table} == {(k, g) for k in ("null", "spike") for g in "AB"}
+    pairs = {("mixed", "A + B"), ("undone", "A vs B")}
+    assert {(row["kind"], row["group"]) for row in table} == {(k, g) for k in ("null", "spike") for g in "AB"} | pairs
     assert "--resume" in command("calibrate", *options)[2]
     code, out, _ = command("calibrate", *options, "--resume", "--json")
     assert code == 0

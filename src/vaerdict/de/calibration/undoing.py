@@ -69,7 +69,7 @@ def undo_changes(cells: Any, task: Task, rng: np.random.Generator) -> tuple[Any,
 def _clear_changes(cells: Any, task: Task) -> dict[str | None, np.ndarray]:
     """For each type the fold changes of the genes that clearly differ, zero for others. Shapes: ``(genes,)``."""
     kept = {name: task["options"][name] for name in _KEPT}
-    options = DEOptions(groupby=task["groupby"], pairs=(tuple(task["groups"]),), **kept)
+    options = DEOptions(groupby=task["groupby"], pairs=(tuple(task["groups"]),), prior="none", **kept)
     keys = {"within": options.within, "batch_key": options.batch_key}
     within, batch = (None if key is None else column(cells, key, role=role) for role, key in keys.items())
     group = column(cells, options.groupby, role="groupby")
