@@ -58,8 +58,8 @@ def test_mixed_groups_and_undone_changes_decide_the_verdict_and_are_in_the_headl
     assert fine["fdr"] == summary.CALIBRATED
     assert fine["messages"][0].startswith(
         "Calibrated: an FDR of 5% means 5.0 % (se 0.00) false here, 0 of 10 splits where nothing changed have a "
-        "discovery, 1 of 10 splits of mixed groups have a discovery, and genes whose change was undone are 1.0 % (se "
-        "0.00) of the calls. Of the genes"
+        "discovery, 1 of 10 splits of mixed groups have a discovery, and 5.0 % (se 0.00) of the genes whose change was "
+        "undone are called (1.0 % of the calls). Of the genes"
     )
     assert [message.partition(",")[0] for message in fine["messages"][1:]] == [
         "Nothing changed",

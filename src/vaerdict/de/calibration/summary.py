@@ -323,8 +323,9 @@ def _headline(fdr: str, rows: Mapping[str, Row], sizes: Sequence[Row], level: fl
         rate += [f"{null['splits_with_any']} of {null['splits']} splits where nothing changed have a discovery"]
     if mixed is not None:
         rate += [f"{mixed['splits_with_any']} of {mixed['splits']} splits of mixed groups have a discovery"]
-    if undone is not None:
-        rate += [f"genes whose change was undone are {_share(undone, 'share_of_calls')} of the calls"]
+    if undone is not None and undone["share_called"] is not None:
+        called, of_calls = _share(undone, "share_called"), 100 * undone["share_of_calls"]
+        rate += [f"{called} of the genes whose change was undone are called ({of_calls:.1f} % of the calls)"]
     if planted is None or planted["tpr"] is None:
         power = "No change was planted, so that nothing is known about power."
     else:
@@ -356,12 +357,12 @@ def _message(row: Row, delta: float, *, shrinkage: bool) -> str:
         covered = f"{INTERVAL:.0%} intervals cover the true LFC for {_share(row, 'coverage')} of all genes"
         return f"{start}{covered}: {row['verdict']}.{changed_coverage(row, delta, shrinkage=shrinkage)}"
     if row["kind"] == UNDONE:
-        undone = "none of the genes compared was undone"
-        if row["share_called"] is not None:
-            undone = f"{_share(row, 'share_called')} of the genes whose change was undone are called"
+        if row["share_called"] is None:
+            return f"{start}no gene clearly differs between the groups, so that none was undone: {row['verdict']}."
         return (
-            f"{start}{undone}; they are {_share(row, 'share_of_calls')} of all calls, the target allows "
-            f"{row['level']:.0%} false calls in all: {row['verdict']}."
+            f"{start}{_share(row, 'share_called')} of the genes whose change was undone are called; they are "
+            f"{_share(row, 'share_of_calls')} of all calls, the target allows {row['level']:.0%} false calls in all: "
+            f"{row['verdict']}."
         )
     if row["kind"] in (NULL, MIXED):
         return (
