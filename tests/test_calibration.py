@@ -565,6 +565,15 @@ def test_cells_to_learn_from_reach_an_analysis_with_a_prior(monkeypatch, prior, 
     assert set(others) == {"of C", "nan"}  # with a label and without
 
 
+def test_genes_that_no_other_cell_shows_are_calibrated_too():
+    """Nothing predicts such a gene: its prediction is zero, without an error."""
+    adata = simulated(n=360, genes=60, null=True)
+    adata.X[(adata.obs["group"] != "A").to_numpy(), :10] = 0
+    calibration = calibrate(adata, "group", ["A"], splits=1, spikes=1, **FAST)
+    assert set(calibration.table["n_genes"]) == {60}
+    assert calibration.table["expected_fdr"].notna().all()
+
+
 @pytest.fixture(scope="module")
 def scvi_model() -> Any:
     """A small model, hardly trained, which reads its counts from a layer, and its cells."""

@@ -339,15 +339,9 @@ class Source:
             observed = self.model.observations(self.adata, rows[start : start + data.BLOCK])
             yield sparse.csr_matrix(observed.cpu().numpy())
 
-    def counts_of(self, rows: np.ndarray, genes: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Counts of some genes, and of all genes together, of those rows that have counts of these genes.
-
-        Shapes: ``-> (cells, genes)`` sparse, ``(cells,)``.
-        """
-        parts = [(block[:, genes], np.asarray(block.sum(1)).ravel()) for block in self.blocks(rows)]
-        counts: Any = sparse.vstack([part for part, _ in parts], format="csr")
-        seen = np.asarray(counts.sum(1)).ravel() > 0
-        return counts[seen], np.concatenate([totals for _, totals in parts])[seen]
+    def counts_of(self, rows: np.ndarray, genes: np.ndarray) -> Any:
+        """Counts of some genes at rows of the file in rising order. Shapes: ``-> (cells, genes)``, sparse."""
+        return sparse.vstack([block[:, genes] for block in self.blocks(rows)], format="csr")
 
 
 def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **how: Any) -> Analysis:

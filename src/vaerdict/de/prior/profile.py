@@ -49,7 +49,9 @@ def predict_by_profile(
 
 def profiles(analysis: Analysis, genes: np.ndarray, others: np.ndarray) -> Tensor:
     """Features of genes by clusters of other cells, in their main directions. Shapes: ``-> (genes, p)``."""
-    counts, totals = analysis.source.counts_of(others, genes)
+    counts = analysis.source.counts_of(others, genes)
+    totals = np.asarray(counts.sum(1)).ravel()
+    counts, totals = counts[totals > 0], totals[totals > 0]
     cluster = _clusters(counts, totals, analysis.options.seed)
     n = int(cluster.max()) + 1
     belongs = np.eye(n)[cluster]
