@@ -601,6 +601,10 @@ def test_a_fitted_model_is_calibrated_as_an_object_and_from_its_folder(scvi_mode
     again = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", resume=True, **options)
     pd.testing.assert_frame_equal(by_object.table, again.table)
     assert again.results["seconds"] == by_object.results["seconds"]  # nothing was done again
+    pairs = calibrate(
+        adata, "group", ["A", "B"], model=model, mixed=1, undone=1, **options | {"splits": 0, "spikes": 0}
+    )
+    assert set(pairs.table["kind"]) == {"mixed", "undone"}  # within the batches of the model
     without = calibrate(adata, "group", ["A"], layer="counts", **options)
     assert not without.table.equals(by_object.table)
 

@@ -93,7 +93,7 @@ def test_undone_genes_agree_between_the_groups_and_no_others_do():
     adata = simulated(n=3000)
     adata.X = sparse.csr_matrix(adata.X)
     options = {"within": None, "batch_key": None, "covariates": [], "delta": 0.5, "min_cells": None}
-    asked = {"groupby": "group", "groups": ["A", "B"], "options": options}
+    asked = {"groupby": "group", "groups": ["A", "B"], "options": options, "model": None}
     counts, undone = undo_changes(adata, asked, np.random.default_rng(1))
     (genes,) = undone.values()
     assert len(genes) == math.ceil(0.1 * CHANGED)

@@ -70,10 +70,11 @@ def _clear_changes(cells: Any, task: Task) -> dict[str | None, np.ndarray]:
     """For each type the fold changes of the genes that clearly differ, zero for others. Shapes: ``(genes,)``."""
     kept = {name: task["options"][name] for name in _KEPT}
     options = DEOptions(groupby=task["groupby"], pairs=(tuple(task["groups"]),), prior="none", **kept)
-    keys = {"within": options.within, "batch_key": options.batch_key}
-    within, batch = (None if key is None else column(cells, key, role=role) for role, key in keys.items())
-    group = column(cells, options.groupby, role="groupby")
-    read, changes = analysis.read(cells, options, Labels(options.groupby, group, within, batch=batch), None), {}
+    within = None if options.within is None else column(cells, options.within, role="within")
+    labels = Labels(
+        options.groupby, column(cells, options.groupby, role="groupby"), within, batch=_batches(cells, task)
+    )
+    read, changes = analysis.read(cells, options, labels, None), {}
     for contrast in read.contrasts:
         genes = read.genes(contrast).expressed
         likelihood = read.likelihood(contrast, genes)
@@ -83,3 +84,16 @@ def _clear_changes(cells: Any, task: Task) -> dict[str | None, np.ndarray]:
         change[genes] = torch.where(clear, lfc, 0.0).numpy()
         changes[contrast.within] = change
     return changes
+
+
+def _batches(cells: Any, task: Task) -> np.ndarray | None:
+    """The batches within which counts are compared: those named, or those of a given model. Shapes: ``-> (cells,)``."""
+    key = task["options"]["batch_key"]
+    if key is not None or task["model"] is None:
+        return None if key is None else column(cells, key, role="batch_key")
+    from vaerdict.de.model.stage import as_scvi
+
+    cells = cells.copy()
+    if task["model_layer"] is not None:
+        cells.layers[task["model_layer"]] = cells.X
+    return as_scvi(task["model"], cells).batches(cells)
