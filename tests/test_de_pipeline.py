@@ -80,9 +80,9 @@ def test_the_counts_decide_and_no_model_is_trained_by_default(from_counts, answe
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objectives": ["VAE"]}, "none is trained; add check_model=True or borrow=True"),
-        ({"refits": 3}, "there is none; add borrow=True"),
-        ({"refits": 3, "check_model": True}, "there is none; add borrow=True"),
+        ({"objectives": ["VAE"]}, "none is trained; add check_model=True or leave them out"),
+        ({"refits": 3}, "there is none; add scale='pair' or leave them out"),
+        ({"refits": 3, "check_model": True}, "there is none; add scale='pair' or leave them out"),
         ({"check_model": True, "n_draws": 5}, "n_draws=5: with a model at least 20 draws"),
     ],
 )
@@ -231,7 +231,7 @@ def test_one_against_the_rest_within_types_and_samples_at_once():
 
 
 def test_a_stopped_run_goes_on_to_the_identical_file(tmp_path, monkeypatch):
-    adata, options = simulated(n=150), {"refits": 2, "borrow": True, "quick": True, **FAST}
+    adata, options = simulated(n=150), {"refits": 2, "scale": "pair", "quick": True, **FAST}
     whole = de.differential_expression(adata, "group", "A", "B", out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
 
@@ -315,10 +315,11 @@ def test_counts_are_compared_within_the_batches_of_a_given_model():
     [
         ({"scale": "log"}, "scale='log' is not one of centred, proportion, pair"),
         ({"scale": "pair", "sample_key": "sample"}, "choose one of them"),
+        ({"prior": "flat"}, "prior='flat' is not one of none, profile, model"),
         ({"delta": 0.0}, "delta=0.0 must be positive"),
         ({"level": 1.5}, "strictly between 0 and 1"),
         ({"objectives": ["GAN"]}, "objectives .*GAN"),
-        ({"refits": 1, "borrow": True}, "at least two, or 0"),
+        ({"refits": 1, "scale": "pair"}, "at least two, or 0"),
         ({"n_draws": 0}, "n_draws=0"),
         ({"n_top_genes": 1}, "n_top_genes=1: at least 2 genes are needed to compare; 0 for all"),
         ({"n_top_genes": -5}, "n_top_genes=-5: at least 0"),
@@ -426,7 +427,7 @@ def test_pairs_take_out_what_differs_between_patients():
         ({"pair_by": "patient", "covariates": "cycle"}, "leave covariates out"),
         ({"pair_by": "patient", "batch_key": "batch"}, "leave batch_key out"),
         ({"pair_by": "patient", "check_model": True}, "for the counts; leave them out where a model is asked for"),
-        ({"covariates": "cycle", "borrow": True}, "for the counts; leave them out where a model is asked for"),
+        ({"covariates": "cycle", "scale": "pair"}, "for the counts; leave them out where a model is asked for"),
     ],
 )
 def test_pairs_without_a_meaning_are_refused(options, message):
