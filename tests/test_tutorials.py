@@ -162,8 +162,8 @@ def test_pbmc3k(tmp_path):
     # few labels: a prior from other cells finds more of what all labels show, and few calls are wrong
     counts, *priors = facts["few"].values()
     assert [*facts["few"]] == ["none", "profile, both types", "profile, other types", "model, both types"]
-    for answer in priors:
-        assert answer["called with all labels too"] > 1.5 * counts["called with all labels too"]
+    for answer, gain in zip(priors, (1.5, 1.2, 1.5), strict=True):
+        assert answer["called with all labels too"] > gain * counts["called with all labels too"]
         assert answer["|LFC| below 0.5 with all labels"] < 0.1 * answer["called"]
         assert answer["correlation of the prediction"] > 0.5
     assert facts["page"].lower() == "<!doctype html>"
