@@ -35,9 +35,6 @@ _OWN_WAY = 30.0
 _EXPECTED = 30.0
 """Genes that the shares of the next better known ones count for."""
 
-_LEAST_SD = 1e-6
-"""Of predictions in new cells; a gene without features, unseen in the other cells, has none of its own."""
-
 _MOST_SETS, _GENES_IN_SET = 5, 200
 _QUANTILE_STEPS = 12
 
@@ -90,7 +87,7 @@ class LearnedPrior:
         return PredictedPosterior(
             LfcPosterior(likelihood, self.own),
             follows,
-            _Smoothed(points, mass / mass.sum(-1, keepdim=True).clamp_min(1e-300), variance.sqrt().clamp_min(_LEAST_SD)),
+            _Smoothed(points, mass / mass.sum(-1, keepdim=True).clamp_min(1e-300), variance.sqrt()),
         )
 
     def _summary(self, weight: Tensor) -> Summary:
