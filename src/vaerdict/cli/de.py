@@ -38,7 +38,8 @@ GroupBy = Annotated[str, typer.Option(help="Column of obs that holds the groups.
 ModelDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts.",
+        help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts; with --prior model "
+        "it also predicts.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -59,9 +59,10 @@ def differential_expression(
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate.
 
     All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
-    between cells or samples moderated across genes, and adaptive shrinkage of fold changes. A gene is differentially
-    expressed where its |log2 fold change| is at least `delta`. No model is trained unless one is asked for
-    (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
+    between cells or samples moderated across genes, and adaptive shrinkage of fold changes. Where cells of the file are
+    not compared, these show which genes go together, and the other genes tell what a gene with few counts probably does
+    (`prior`). A gene is differentially expressed where its |log2 fold change| is at least `delta`. No model is trained
+    or used unless one is asked for (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
 
     Parameters
     ----------
@@ -75,8 +76,9 @@ def differential_expression(
     pairs
         Several pairs of groups in place of `group_a` and `group_b`; None stands for all other cells.
     model
-        A fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts, or the folder it was saved to.
-        Counts are compared within its registered batches unless `batch_key` names others.
+        A fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts, or the folder it was saved to. With
+        ``prior="model"`` it also predicts fold changes; then it should not have seen the cells compared. Counts are
+        compared within its registered batches unless `batch_key` names others.
     device
         Where a model is trained and used: ``"cpu"`` or ``"cuda"``.
     engine
