@@ -141,7 +141,7 @@ def looser_level(case: Sequence[Row]) -> dict[str, Any] | None:
     if number < len(levels):
         level = float(np.interp(wanted, hard[number - 1 : number + 1], levels[number - 1 : number + 1]))
     row = {key: counts[0][key] for key in ("data", "others", "n")}
-    row |= {"method": f"{_NAMES[LOOSER]} ({level:.2f})", "runs": len(counts), "n_true": _mean(counts, "n_true")}
+    row |= {"method": f"{_NAMES[LOOSER]} ({level:.1%})", "runs": len(counts), "n_true": _mean(counts, "n_true")}
     return row | {key: float(np.interp(level, levels, values)) for key, values in means.items()}
 
 
