@@ -214,8 +214,7 @@ def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, dat
         table = list(csv.DictReader(file))
     assert list(table[0]) == names(CALIBRATE)
     assert {(row["kind"], row["group"]) for row in table} == {(k, g) for k in ("null", "spike") for g in "AB"}
-    assert "--resume" in command("calibrate", *options)[2]
-    code, out, _ = command("calibrate", *options, "--resume", "--json")
+    code, out, _ = command("calibrate", *options, "--json")
     assert code == 0
     assert json.loads(out)["verdict"]["fdr"] == summary.OPEN
 

@@ -20,7 +20,7 @@ LAYERS = {
         ("_lazy",),
         ("core",),
         ("noise", "io", "options", "functions"),
-        ("optional",),
+        ("optional", "runs"),
         ("engines",),
         ("tasks",),
         ("distributions", "likelihoods", "objectives", "diagnostics", "networks"),

@@ -47,10 +47,10 @@ def test_reproduce_resumes_and_refuses_to_mix(command, tmp_path, monkeypatch):
     arguments = ("reproduce", "ppca", "--out", tmp_path / "run", "--workers", 1)
     assert command(*arguments)[0] == 0
     first = json.loads((tmp_path / "run" / "results.json").read_text())
-    code, _, err = command(*arguments)
-    assert (code, "--resume" in err) == (2, True)
     next((tmp_path / "run" / "tasks").glob("grid*.json")).unlink()
-    assert command(*arguments, "--resume")[0] == 0
+    code, _, err = command(*arguments, "--seeds", 1)
+    assert (code, "holds a finished run" in err, "--force" in err) == (2, True, True)
+    assert command(*arguments)[0] == 0
     second = json.loads((tmp_path / "run" / "results.json").read_text())
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
 

@@ -51,21 +51,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, dumps(value))
 
 
-def check_folder(out: str | Path | None, experiment: str) -> None:
-    """Refuse a folder whose results are of another experiment."""
-    path = None if out is None else Path(out) / "results.json"
-    if path is None or not path.is_file():
-        return
-    try:
-        stored = json.loads(path.read_text())["experiment"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return
-    if stored != experiment:
-        from vaerdict.core import SettingError
-
-        raise SettingError(f"{out} holds results of {stored!r}, not of {experiment!r}; choose another folder.")
-
-
 def dumps(value: Any) -> str:
     """Compact JSON with one line per entry of the outermost object, and per row of a table in it.
 

@@ -13,8 +13,9 @@ import numpy as np
 from vaerdict.annotation.columns import CELLS
 from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
-from vaerdict.io import check_folder, manifest, replacing, write_json
+from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import isolated, require
+from vaerdict.runs import prepare_save
 
 if TYPE_CHECKING:
     import pandas
@@ -85,14 +86,13 @@ class Annotation:
 
     def save(self, path: str | Path) -> Path:
         """Write cells.csv, cells.parquet, annotated.h5ad, results.json and manifest.json to a folder."""
-        out = Path(path)
-        check_folder(out, "annotate")
+        settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "annotate", settings, self.data_sha256)
         out.mkdir(parents=True, exist_ok=True)
         _write(out / TABLE, lambda file: self.table.to_csv(file, index=False))
         _write(out / PARQUET, lambda file: self.table.to_parquet(file, index=False))
         if self.source is not None:
             _write(out / ANNOTATED, self._write_annotated)
-        settings, seconds = self.results["settings"], self.results["seconds"]
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
         write_json(out / "results.json", self.results)
         return out

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from vaerdict.diagnostics import Verdict
-from vaerdict.io import check_folder, manifest, write_json, write_text
+from vaerdict.io import manifest, write_json, write_text
+from vaerdict.runs import prepare_save
 
 TABLE, CARD = "audit.csv", "audit.md"
 """The table of observations, and the block for a model card."""
@@ -86,11 +87,10 @@ class Audit:
 
     def save(self, path: str | Path, *, data_sha256: str | None = None) -> Path:
         """Write results.json, manifest.json, audit.csv (a row per observation) and audit.md to a folder."""
-        out = Path(path)
-        check_folder(out, "audit")
+        settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "audit", settings, data_sha256)
         write_text(out / TABLE, self._table())
         write_text(out / CARD, self.to_markdown())
-        settings, seconds = self.results["settings"], self.results["seconds"]
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=data_sha256))
         write_json(out / "results.json", self.results)
         return out

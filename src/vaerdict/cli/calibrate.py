@@ -12,6 +12,7 @@ from vaerdict.cli.common import (
     Address,
     Device,
     EngineName,
+    Force,
     Json,
     Out,
     choose_device,
@@ -40,21 +41,19 @@ def calibrate(
         list[str] | None, typer.Option(help="Groups whose cells are split, each on its own; the largest by default.")
     ] = None,
     model: ModelDir = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run into --out that was stopped.", rich_help_panel=RUNNING)
-    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Number of splits at a time.", rich_help_panel=RUNNING)] = 1,
     engine: EngineName = "local",
     address: Address = None,
     device: Device = "auto",
     out: Out = Path("vaerdict-calibrate"),
+    force: Force = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Measure on your own data whether the FDR of `vaerdict de` holds, with the same options.
 
     Cells of one group are split at random and compared: every discovery is false, or is checked against planted
-    changes.
+    changes. After a stop the same command goes on.
     """
     from vaerdict.de.calibration import calibrate
     from vaerdict.de.calibration.page import from_run
@@ -69,7 +68,7 @@ def calibrate(
             model=model,
             device=place,
             out=out,
-            resume=resume,
+            force=force,
             workers=workers,
             engine=choose_engine(engine, address, workers, place),
             progress=progress,

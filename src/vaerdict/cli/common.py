@@ -27,6 +27,12 @@ RUNNING = "Running"
 """The heading of the options that do not change a result."""
 
 Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False, rich_help_panel=RUNNING)]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace the run that --out holds, or write beside the files there.", rich_help_panel=RUNNING
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random; the same seed gives the same answer.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables.", rich_help_panel=RUNNING)

@@ -12,6 +12,7 @@ from vaerdict.cli.common import (
     Address,
     Device,
     EngineName,
+    Force,
     Json,
     Out,
     choose_device,
@@ -70,13 +71,14 @@ def de(
     workers: Workers = None,
     device: Device = "auto",
     out: Out = Path("vaerdict-de"),
+    force: Force = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate and a verdict.
 
     Genes are called from the raw counts, in seconds. A model is trained only where one is asked for: --check-model,
-    --borrow, --scale pair, or --model.
+    --borrow, --scale pair, or --model. After a stop the same command goes on.
     """
     from vaerdict.de import differential_expression
     from vaerdict.de.page.document import from_run
@@ -95,6 +97,7 @@ def de(
             engine=chosen or (None if workers is None else Threads(workers)),
             progress=progress,
             out=out,
+            force=force,
             **parsed(options, DEOptions),
         )
     page = write_page(from_run(out), out)

@@ -123,7 +123,7 @@ def pairs_to_compare(
         a = check_group(a, labels.group, role="group_a", column=labels.column)
         b = None if b is None else check_group(b, labels.group, role="group_b", column=labels.column)
         if a == b:
-            raise SettingError(f"group_a and group_b are both {a!r}; compare two different groups.")
+            raise SettingError(f"group {a!r} is compared with itself; name two different groups.")
         if (a, b) not in checked:
             checked.append((a, b))
     if not checked:

@@ -13,6 +13,7 @@ import numpy as np
 from vaerdict.core import DataError, SettingError
 from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import isolated, require
+from vaerdict.runs import prepare_save
 
 if TYPE_CHECKING:
     import pandas
@@ -148,15 +149,13 @@ class DEResult:
 
     def save(self, path: str | Path) -> Path:
         """Write de.csv (de.parquet where pandas can), not_tested.csv, results.json, manifest.json and latent.h5ad."""
-        out = Path(path)
+        settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "de", settings, self.data_sha256)
         _write(out / "de.csv", lambda file: self.table.to_csv(file, index=False))
         _write(out / NOT_TESTED, lambda file: self.not_tested.to_csv(file, index=False))
-        settings, seconds = self.results["settings"], self.results["seconds"]
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
-        write_json(out / "results.json", self.results)
         missing = [*_parquet(self.table, out / "de.parquet"), *self._save_latent(out / _CELLS)]
-        if missing:
-            write_json(out / "results.json", self.results | {"warnings": [*self.warnings, *missing]})
+        write_json(out / "results.json", self.results | {"warnings": [*self.warnings, *missing]})  # the run is finished
         return out
 
     def report(self, path: str | Path) -> Path:
@@ -175,6 +174,8 @@ class DEResult:
         try:
             _write(path, self._write_latent)
         except Exception as error:  # h5py and anndata raise many kinds
+            if isinstance(error, OSError) and error.errno:
+                raise
             path.unlink(missing_ok=True)
             return [f"{_CELLS} was not written ({type(error).__name__}: {str(error).splitlines()[0]})."]
         return []
