@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from vaerdict.cli import app, common
+from vaerdict.cli import app, progress
 
 
 @pytest.fixture
@@ -114,15 +115,47 @@ def test_cuda_is_refused_where_there_is_none(command, monkeypatch):
     assert (code, "no CUDA device" in err) == (2, True)
 
 
-def test_a_terminal_shows_the_log_of_a_long_task_and_a_pipe_does_not(monkeypatch):
-    logger = logging.getLogger("vaerdict.training.loop")
-    for terminal in (True, False):
-        written = io.StringIO()
-        monkeypatch.setattr(common, "messages", Console(file=written, force_terminal=terminal))
-        with common.progress_bar():
-            logger.info("training: [bold] models")
-        assert ("training: [bold] models" in written.getvalue()) is terminal
+def written(monkeypatch, *, terminal: bool) -> str:
+    """What is written about a long task that reports progress and logs a message."""
+    text = io.StringIO()
+    monkeypatch.setattr(progress, "messages", Console(file=text, force_terminal=terminal, width=120))
+    with progress.progress_bar() as report:
+        report(1, 4, "cells read")
+        logging.getLogger("vaerdict.training.loop").info("training: [bold] models")
+        report(2, 4, "cells read")
+        time.sleep(0 if terminal else 1.2)
     assert not logging.getLogger("vaerdict").handlers
+    return text.getvalue()
+
+
+def test_a_terminal_shows_bars_with_the_remaining_time_and_messages(monkeypatch):
+    shown = written(monkeypatch, terminal=True)
+    assert "training: [bold] models" in shown
+    assert "cells read" in shown
+    assert "left" in shown
+
+
+def test_without_a_terminal_lines_tell_elapsed_and_remaining_time(monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_S", 0.5)
+    lines = written(monkeypatch, terminal=False).splitlines()
+    assert lines[0] == "[0:00] training: [bold] models"
+    assert lines[1].startswith("[0:01] cells read: 2 of 4, about ")
+    assert lines[1].endswith(" left")
+
+
+def test_lines_become_rarer_and_come_without_progress_too():
+    now, lines = [0.0], list[tuple[float, str]]()
+    log = progress.Lines(lambda text: lines.append((now[0], text)), clock=lambda: now[0])
+    for second in range(1, 3601):
+        now[0] = second
+        log.tick()
+        if second == 600:
+            log.progress(0, 1, "components")
+    times = [at for at, _ in lines]
+    assert times[:3] == [10, 20, 30]
+    assert times[-1] - times[-2] > 150
+    assert lines[0][1] == "[0:10] at work"
+    assert "components" in lines[-1][1]
 
 
 def test_commands_of_the_paper_say_how_to_get_them_where_it_is_absent(command, monkeypatch):

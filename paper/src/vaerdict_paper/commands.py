@@ -18,12 +18,11 @@ from vaerdict.cli.common import (
     Out,
     choose_device,
     choose_engine,
-    messages,
     print_json,
     print_text,
-    progress_bar,
     screen,
 )
+from vaerdict.cli.progress import messages, progress_bar
 
 if TYPE_CHECKING:
     from vaerdict.core import Progress

@@ -120,7 +120,9 @@ class _Run:
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
         begin = time.perf_counter()
+        self.progress(0, 1, stage)
         yield
+        self.progress(1, 1, stage)
         self.seconds[stage] = round(time.perf_counter() - begin, 2)
 
     def annotated(self, model: Any) -> Annotation:

@@ -9,8 +9,9 @@ import typer
 
 from vaerdict.annotation.columns import CELLS
 from vaerdict.annotation.options import AnnotateOptions
-from vaerdict.cli.common import Force, Json, Out, print_json, print_text, progress_bar
+from vaerdict.cli.common import Force, Json, Out, print_json, print_text
 from vaerdict.cli.options import option_names, parsed, with_options
+from vaerdict.cli.progress import progress_bar
 from vaerdict.de.columns import column_help
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from vaerdict.cli.common import (
     choose_device,
     print_json,
     print_text,
-    progress_bar,
 )
+from vaerdict.cli.progress import progress_bar
 
 EPILOG = "Example:  vaerdict audit scvi-model counts.h5ad --groupby cell_type --out runs/audit"
 

@@ -19,9 +19,9 @@ from vaerdict.cli.common import (
     choose_engine,
     print_json,
     print_text,
-    progress_bar,
 )
 from vaerdict.cli.options import parsed, with_options
+from vaerdict.cli.progress import progress_bar
 from vaerdict.de import columns
 from vaerdict.de.options import MODEL, DEOptions
 

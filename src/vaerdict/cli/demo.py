@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vaerdict.cli.common import Device, Force, Json, Out, Seed, choose_device, print_json, print_text, progress_bar
+from vaerdict.cli.common import Device, Force, Json, Out, Seed, choose_device, print_json, print_text
+from vaerdict.cli.progress import progress_bar
 
 
 def demo(
