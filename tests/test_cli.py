@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -51,8 +54,21 @@ def test_diagnose_agrees_with_the_library(command, weights):
 def test_diagnose_refuses_a_heavy_tail_and_says_so(command, weights):
     heavy = np.random.default_rng(0).pareto(0.7, size=(4000, 2))
     code, out, _ = command("diagnose", weights(np.log(heavy)))
-    assert code == 0
+    assert code == 1
     assert "refuse 2 of 2" in out
+    assert command("diagnose", weights(np.log(heavy)), "--json")[0] == 1
+
+
+def test_diagnose_suspects_a_transposed_array_and_shows_no_negative_threshold(command, weights):
+    log_w = np.random.default_rng(0).normal(size=(5, 300))
+    code, out, err = command("diagnose", weights(log_w))
+    assert code == 1
+    assert "5 draws of 300 observations; if it is the reverse, transpose the array." in " ".join(err.split())
+    assert "5 draws; too few for any k-hat" in out
+    _, out, err = command("diagnose", weights(log_w), "--json")
+    assert json.loads(out)["khat_threshold"] is None
+    assert "transpose" in err
+    assert "transpose" not in command("diagnose", weights(np.random.default_rng(0).normal(size=(1000, 3))))[2]
 
 
 def test_diagnose_takes_the_draws_of_one_observation(command, weights):
@@ -107,6 +123,48 @@ def test_bad_words_are_one_line_and_exit_two(command, tmp_path, monkeypatch, wor
     assert code == 2
     assert message in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_the_version_is_printed_without_heavy_imports():
+    code = (
+        "import sys, time; begin = time.perf_counter(); sys.argv = ['vaerdict', '--version']\n"
+        "from vaerdict.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'pandas', 'anndata', 'matplotlib'} & sys.modules.keys()\n"
+        "print(time.perf_counter() - begin, sorted(heavy))"
+    )
+    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    assert all(each.stdout.splitlines()[0].startswith("vaerdict ") for each in done)
+    assert all(each.stdout.splitlines()[1].endswith(" []") for each in done)
+    assert min(float(each.stdout.splitlines()[1].split()[0]) for each in done) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "run/de.csv"), "run/de.csv: No space left on device; free"),
+        (OSError(errno.EROFS, "Read-only file system", "run"), "run: Read-only file system; name a file or folder"),
+        (OSError("truncated\nfile"), "truncated file."),
+    ],
+)
+def test_errors_of_files_are_one_line_and_exit_two(command, monkeypatch, tmp_path, error, message):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vaerdict.demo.run", fail)
+    code, out, err = command("demo", "--out", tmp_path / "run")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_computed(command, monkeypatch, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("vaerdict.de.analysis.read", None)
+    code, out, err = command("demo", "--out", tmp_path / place)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "name a file or folder that can be used" in err
 
 
 def test_cuda_is_refused_where_there_is_none(command, monkeypatch):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from vaerdict.core import SettingError
@@ -109,10 +108,10 @@ def _check_writable(path: Path) -> None:
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent
-    if not place.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    try:
+        TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(place)) from error
 
 
 def _check_foreign(path: Path) -> None:

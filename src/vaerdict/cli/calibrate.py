@@ -20,7 +20,7 @@ from vaerdict.cli.common import (
     print_json,
     print_text,
 )
-from vaerdict.cli.de import Data, GroupBy, ModelDir
+from vaerdict.cli.de import Data, GroupBy, ModelDir, check_order
 from vaerdict.cli.options import parsed, with_options
 from vaerdict.cli.progress import progress_bar
 from vaerdict.de import columns
@@ -59,6 +59,7 @@ def calibrate(
     from vaerdict.de.calibration.page import from_run
     from vaerdict.report import text, write_page
 
+    check_order(data, more.args)
     place = choose_device(device)
     with progress_bar() as progress:
         result = calibrate(

@@ -26,6 +26,8 @@ from vaerdict.de import columns
 from vaerdict.de.options import MODEL, DEOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vaerdict.de.options import Pair
     from vaerdict.de.result import DEResult
 
@@ -85,6 +87,7 @@ def de(
     from vaerdict.engines import Threads
     from vaerdict.report import write_page
 
+    check_order(data, more.args)
     place = choose_device(device)
     chosen = choose_engine(engine, address, workers, place)
     with progress_bar() as progress:
@@ -102,6 +105,20 @@ def de(
         )
     page = write_page(from_run(out), out)
     print_json(result.results) if as_json else print_text(summary(result), page)
+
+
+def check_order(data: Path, groups: Sequence[str]) -> None:
+    """Refuse a file that was named after --groups, where it is taken for a group and a group for the file."""
+    from vaerdict.core import SettingError
+
+    if data.is_file():
+        return
+    files = [name for name in groups if Path(name).suffix == ".h5ad" or Path(name).is_file()]
+    if files:
+        raise SettingError(
+            f"{files[0]!r} stands after --groups, whose names end only at the next option; name it first: "
+            f"{files[0]} --groups ..."
+        )
 
 
 def pairs_of(groups: list[str], one_vs_rest: bool) -> list[Pair] | None:
