@@ -37,8 +37,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     except Exception as error:
-        if not getattr(error, "errno", None) and shutil.disk_usage(path.parent).free < _LEAST_FREE:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error) or shutil.disk_usage(path.parent).free < _LEAST_FREE:
+            raise OSError(errno.ENOSPC, full, str(path)) from error
         raise
     finally:
         partial.unlink(missing_ok=True)
