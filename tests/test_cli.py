@@ -127,12 +127,12 @@ def test_bad_words_are_one_line_and_exit_two(command, tmp_path, monkeypatch, wor
 
 def test_the_version_is_printed_without_heavy_imports():
     code = (
-        "import sys, time; begin = time.perf_counter(); sys.argv = ['vaerdict', '--version']\n"
+        "import sys, time; sys.argv = ['vaerdict', '--version']\n"
         "from vaerdict.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'scipy', 'pandas', 'anndata', 'matplotlib'} & sys.modules.keys()\n"
-        "print(time.perf_counter() - begin, sorted(heavy))"
+        "print(time.process_time(), sorted(heavy))"
     )
     done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
     assert all(each.stdout.splitlines()[0].startswith("vaerdict ") for each in done)

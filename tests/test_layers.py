@@ -21,6 +21,7 @@ LAYERS = {
         ("core",),
         ("noise", "io", "options", "functions"),
         ("optional", "runs"),
+        ("csv_files",),
         ("engines",),
         ("tasks",),
         ("distributions", "likelihoods", "objectives", "diagnostics", "networks"),

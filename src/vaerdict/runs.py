@@ -19,7 +19,7 @@ RUN = "run.json"
 _WRITTEN = (
     *(RUN, "results.json", "manifest.json", "report.html", "figures", "stages", "tasks", "inputs"),
     *("de.csv", "de.parquet", "not_tested.csv", "latent.h5ad", "calibrate.csv", "cells.csv", "cells.parquet"),
-    *("annotated.h5ad", "audit.csv", "audit.md"),
+    *("annotated.h5ad", "cells.npz", "audit.csv", "audit.md"),
 )
 """What commands write, which a run that replaces another removes."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vaerdict.csv_files import guarded
 from vaerdict.diagnostics import Verdict
 from vaerdict.io import manifest, write_json, write_text
 from vaerdict.runs import prepare_save
@@ -106,9 +107,11 @@ class Audit:
     def _table(self) -> str:
         """A row per observation as CSV."""
         n = len(self.columns["khat"])
-        table: dict[str, Sequence[Any]] = {"observation": range(n) if self.names is None else self.names}
+        table: dict[str, Sequence[Any]] = {
+            "observation": range(n) if self.names is None else [guarded(str(name)) for name in self.names]
+        }
         if self.groups is not None:
-            table["group"] = self.groups
+            table["group"] = [guarded(group) if isinstance(group, str) else group for group in self.groups]
         for key, name in _COLUMNS.items():
             values = self.columns[key]
             table[name] = [Verdict(v).name for v in values.tolist()] if "verdict" in key else _numbers(values)

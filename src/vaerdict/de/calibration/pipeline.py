@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vaerdict.core import Progress, SettingError, silent
+from vaerdict.csv_files import write_table
 from vaerdict.de import columns, data
 from vaerdict.de.calibration import inputs, summary
 from vaerdict.de.calibration.halves import sample_splits
@@ -23,7 +24,7 @@ from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.de.rivals import check_rivals
 from vaerdict.de.splitting import with_testing_layer
 from vaerdict.engines import Engine
-from vaerdict.io import manifest, replacing, write_json
+from vaerdict.io import manifest, write_json
 from vaerdict.optional import require
 from vaerdict.options import accepts
 from vaerdict.report import write_page
@@ -63,8 +64,7 @@ class Calibration:
         """Write calibrate.csv, results.json and manifest.json to a folder, each whole or not at all."""
         settings, seconds = self.results["settings"], self.results["seconds"]
         out = prepare_save(path, "calibrate", settings, self.data_sha256)
-        with replacing(out / "calibrate.csv") as partial_file:
-            self.table.to_csv(partial_file, index=False)
+        write_table(out / "calibrate.csv", self.table)
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
         write_json(out / "results.json", self.results)
         return out
