@@ -11,7 +11,14 @@ from vaerdict.core import DataError
 from vaerdict.de.page.figures import check_picture, khat_picture
 from vaerdict.de.page.genes import Genes, NotTested, called, packed, read, read_not_tested
 from vaerdict.de.page.live import Card, cards, genes_view
-from vaerdict.de.page.tables import contrasts_table, diagnostics_table, selection_table, settings_table, top_table
+from vaerdict.de.page.tables import (
+    contrasts_table,
+    diagnostics_table,
+    prior_table,
+    selection_table,
+    settings_table,
+    top_table,
+)
 from vaerdict.de.page.truth import (
     TruthCheck,
     percent,
@@ -21,6 +28,7 @@ from vaerdict.de.page.truth import (
     truth_pictures,
     truth_table,
 )
+from vaerdict.de.prior.messages import LEGEND, prior_messages
 from vaerdict.de.verdict import DECIDERS, Finding, advice, calls_message, findings
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.records import Row, read_run, rows_of, well_formed
@@ -74,6 +82,7 @@ def document(
     sections = [
         Section("Truth beside the answer", _truth(check) if check else []),
         Section("Verdict", [cards(summary_cards), contrasts_table(contrasts, genes, scale, decider)]),
+        Section("Prior from other cells", _prior(contrasts)),
         Section("Genes", [genes_view(packed(contrasts, genes, truth, not_tested))]),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
         *(_model_sections(model) if model else []),
@@ -149,6 +158,16 @@ def _calls_card(contrasts: Sequence[Row], genes: Mapping[str, Genes]) -> Card:
         rate += " over all contrasts together" if contrasts[0].get("joint_fdr") else " in each contrast"
     meaning = f"{rate}; {expected} of {'a' if len(contrasts) > 1 else 'the'} list are expected to be false."
     return Card("How many genes are called?", answer, meaning, "good" if n else "open")
+
+
+def _prior(contrasts: Sequence[Row]) -> list[Block]:
+    """How good the prediction of fold changes was, where a prior was asked for."""
+    table = prior_table(contrasts)
+    if table is None:
+        return []
+    marked = f"Hollow marks in the plots, and `by_prior` in the table, are genes {LEGEND}."
+    used = any(contrast["prior"]["used"] for contrast in contrasts if contrast.get("prior"))
+    return [*prior_messages(contrasts[:TOP_CONTRASTS]), table, *([marked] if used else [])]
 
 
 def _truth(check: TruthCheck) -> list[Block]:

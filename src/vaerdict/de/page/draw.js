@@ -87,7 +87,8 @@ function dashed(frame, xa, ya, xb, yb) {
   pen.restore();
 }
 
-// Shape and colour both distinguish: dots are not called, triangles point in the direction of the change.
+// Shape and colour both distinguish: dots are not called, triangles point in the direction of the change, hollow ones
+// are called only thanks to the prior.
 function mark(pen, x, y, kind, size) {
   pen.beginPath();
   if (kind === NOT_CALLED) {
@@ -107,12 +108,13 @@ function scatter(frame, data) {
   const { pen } = frame, tint = colours(frame);
   let drawn = 0;
   for (const kind of [NOT_CALLED, DOWN, UP]) {
-    pen.fillStyle = tint[kind];
+    pen.fillStyle = pen.strokeStyle = tint[kind];
+    pen.lineWidth = 1.4;
     pen.globalAlpha = kind === NOT_CALLED ? 0.7 : 0.85;
     for (let i = 0; i < data.x.length; i += 1) {
       if (data.kind[i] !== kind || data.x[i] === null || data.y[i] === null) continue;
       mark(pen, frame.x(data.x[i]), frame.y(data.y[i]), kind, 4);
-      pen.fill();
+      if (kind !== NOT_CALLED && data.hollow[i]) pen.stroke(); else pen.fill();
       drawn += 1;
     }
   }

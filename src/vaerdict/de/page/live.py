@@ -60,6 +60,7 @@ def genes_view(data: str) -> Live:
 <ul class="legend" aria-label="Marks in the plots">
 <li><span class="up" aria-hidden="true">▲</span> <span id="de-up"></span></li>
 <li><span class="down" aria-hidden="true">▼</span> <span id="de-down"></span></li>
+<li id="de-hollow" hidden><span aria-hidden="true">△▽</span> called only thanks to the prior</li>
 <li><span class="quiet" aria-hidden="true">●</span> not called</li>
 </ul>
 <p class="note">Point at a mark to read it, or focus a plot and use the arrow keys; Enter or a click
@@ -76,6 +77,7 @@ _TABLE = """<h3 id="de-title">All genes</h3>
 <label>Search
 <input type="search" id="de-search" placeholder="CD79A, LYZ" autocomplete="off" spellcheck="false"></label>
 <label><input type="checkbox" id="de-only"> called genes only</label>
+<label hidden><input type="checkbox" id="de-prior"> called only thanks to the prior</label>
 <label><input type="checkbox" id="de-extra"> all columns</label>
 <button type="button" class="act" id="de-save">Download as CSV</button>
 </div>

@@ -4,7 +4,7 @@ const PAGE_ROWS = 25, UNTESTED_ROWS = 8;
 const MOST_STRENGTH = 300, WIDE = 25;   // of -log10 q: the most that is drawn, and where the scale is compressed
 const root = document.getElementById("de"), packed = JSON.parse(document.getElementById("de-data").textContent);
 const part = name => document.getElementById("de-" + name);
-const state = { contrast: 0, sort: "", dir: "asc", search: "", only: false, page: 0, extra: false, focus: -1, step: -1 };
+const state = { contrast: 0, sort: "", dir: "asc", search: "", only: false, prior: false, page: 0, extra: false, focus: -1, step: -1 };
 let shown = [];   // rows that match the search, in order
 let plots = [];   // what is drawn, to redraw and to find marks in
 
@@ -16,6 +16,8 @@ const finite = v => v !== null && v !== undefined;
 const named = text => text.replace(/\{([ab])\}|group_([ab])/g, (_, x, y) => contrast()[x || y]);
 const clipped = name => name.length > 24 ? name.slice(0, 23) + "\u2026" : name;
 const foldChange = () => `log2 fold change, ${clipped(contrast().a)} over ${clipped(contrast().b)}`;
+const byPrior = i => column("by_prior")[i] ? ", only thanks to the prior" : "";
+const hasPrior = () => column("by_prior").some(Boolean);
 const outcome = kind => kind === NOT_CALLED ? "not called" : `called, higher in ${kind === UP ? contrast().a : contrast().b}`;
 
 // ---------------------------------------------------------------- numbers in print
@@ -42,7 +44,7 @@ function matching() {
   const terms = state.search.toLowerCase().split(/[\s,;]+/).filter(Boolean), genes = column("gene"), flags = column("is_de");
   const rows = [];
   for (let i = 0; i < genes.length; i += 1) {
-    if (state.only && !flags[i]) continue;
+    if (state.only && !flags[i] || state.prior && hasPrior() && !column("by_prior")[i]) continue;
     const gene = genes[i].toLowerCase();
     if (!terms.length || gene.includes(state.search.toLowerCase()) || terms.some(term => gene.includes(term))) rows.push(i);
   }
@@ -200,6 +202,7 @@ function truth(kind) {
 function drawScatter(name, build) {
   const canvas = part(name), { data, lines, spec } = build(column("gene").map((_, i) => direction(i)));
   const frame = newFrame(canvas, spec);
+  data.hollow = column("by_prior");
   lines(frame);
   canvas.dataset.points = scatter(frame, data);
   names(frame, data, labelled(data), i => column("gene")[i]);
@@ -286,7 +289,8 @@ function geneLines(i) {
     `q ${show("q_value", "small")}, P(DE) ${show("prob_de", "prob")}`,
   ];
   if (contrast().truth && finite(contrast().truth[i])) lines.push(`true LFC ${printed(contrast().truth[i], "lfc")}`);
-  return [...lines, outcome(direction(i))];
+  if (finite(column("lfc_counts")[i])) lines.push(`counts alone ${show("lfc_counts", "lfc")}, predicted ${show("lfc_predicted", "lfc")}`);
+  return [...lines, outcome(direction(i)) + byPrior(i)];
 }
 
 function focusOn(i) {
@@ -347,7 +351,7 @@ function stopsOf(plot) {
 
 function lookUp() {
   const gene = column("gene")[state.focus];
-  go({ search: gene, only: false, page: 0 });
+  go({ search: gene, only: false, prior: false, page: 0 });
   part("search").focus();
 }
 
@@ -357,17 +361,18 @@ function fromAddress() {
   const sort = address.get("sort") || "";
   return {
     contrast: packed.contrasts[at] ? at : 0, sort: packed.columns.some(c => c.name === sort) ? sort : "", dir: address.get("dir") === "desc" ? "desc" : "asc",
-    search: address.get("search") || "", only: address.get("only") === "1", extra: address.get("extra") === "1",
+    search: address.get("search") || "", only: address.get("only") === "1", prior: address.get("prior") === "1", extra: address.get("extra") === "1",
     page: Math.max(0, (parseInt(address.get("page"), 10) || 1) - 1),
   };
 }
 
 function toAddress() {
-  const address = new URLSearchParams(), { contrast, sort, dir, search, only, extra, page } = state;
+  const address = new URLSearchParams(), { contrast, sort, dir, search, only, prior, extra, page } = state;
   if (contrast) address.set("contrast", contrast);
   if (sort) { address.set("sort", sort); address.set("dir", dir); }
   if (search) address.set("search", search);
   if (only) address.set("only", "1");
+  if (prior) address.set("prior", "1");
   if (extra) address.set("extra", "1");
   if (page) address.set("page", page + 1);
   if (address.toString() !== location.hash.slice(1)) history.replaceState(null, "", "#" + address);
@@ -395,6 +400,8 @@ function show(redraw) {
   part("meanings").replaceChildren(...packed.columns.flatMap(meaningOf));
   if (part("search").value !== state.search) part("search").value = state.search;
   part("only").checked = state.only;
+  part("prior").checked = state.prior;
+  part("prior").parentElement.hidden = part("hollow").hidden = !hasPrior();
   part("extra").checked = state.extra;
   root.dataset.contrast = state.contrast;
   drawTable();
@@ -414,6 +421,7 @@ function start() {
   part("contrast").addEventListener("change", event => go({ contrast: Number(event.target.value), page: 0 }));
   part("search").addEventListener("input", event => go({ search: event.target.value, page: 0 }));
   part("only").addEventListener("change", event => go({ only: event.target.checked, page: 0 }));
+  part("prior").addEventListener("change", event => go({ prior: event.target.checked, page: 0 }));
   part("extra").addEventListener("change", event => go({ extra: event.target.checked }));
   part("save").addEventListener("click", save);
   const turns = { first: () => 0, back: () => state.page - 1, next: () => state.page + 1, last: () => Infinity };

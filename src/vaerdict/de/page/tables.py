@@ -40,7 +40,7 @@ def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
     n = len(called(genes))
     down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
     return {
-        **{key: contrast[key] for key in ("name", "expected_fdr", "share_by_model", "share_contradicted")},
+        **{key: contrast.get(key) for key in ("name", "expected_fdr", "share_by_model", "share_contradicted")},
         "cells": _pair(contrast, "n_cells"),
         "samples": _pair(contrast, "n_samples"),
         "n_tested": len(genes["gene"]),
@@ -69,6 +69,30 @@ def top_table(contrast: Row, genes: Genes, n: int) -> Table:
     caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"
     note = f"LFC: log2 fold change, {a} over {b}, with its credible interval." if rows else ""
     return Table(f"top-{contrast['name']}", caption, columns, rows, note)
+
+
+def prior_table(contrasts: Sequence[Row]) -> Table | None:
+    """How good the predictions of a prior were, and how many genes it decided; None where none was asked for."""
+    rows = [{**c["prior"], "name": c["name"]} for c in contrasts if c.get("prior")]
+    if not rows:
+        return None
+    columns = [
+        Column("name", "contrast"),
+        Column("kind", "prior from"),
+        Column("n_other", "other cells"),
+        Column("correlation", "correlation", 2, signed=True),
+        Column("slope", "slope", 2, signed=True),
+        Column("share_following", "genes that follow, %", 0, 100),
+        Column("n_counts", "called by the counts alone"),
+        Column("n_by_prior", "called only thanks to the prior"),
+        Column("reason", "why no prior was used"),
+    ]
+    columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
+    note = (
+        "Correlation and slope are of the fold changes of the counts with those predicted without them, in cells that "
+        "the prediction has not seen. A prediction that is worth nothing has a slope of 0 and changes no gene."
+    )
+    return Table("prior", "How good the predicted fold changes were", columns, rows, note)
 
 
 def diagnostics_table(rows: Sequence[Row]) -> Table:
