@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MARK = "*"
@@ -14,7 +14,7 @@ LEGEND = "called only thanks to the prior: not called by its counts alone"
 _FROM = {"profile": "profiles of {n} other cells", "model": "a model trained on {n} other cells"}
 
 
-def prior_messages(contrasts: list[Mapping[str, Any]]) -> list[str]:
+def prior_messages(contrasts: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence or two on the prior of every contrast that has one; the name of the contrast first if several."""
     named = len(contrasts) > 1
     both = ((contrast, prior_message(contrast)) for contrast in contrasts)
@@ -28,7 +28,7 @@ def prior_message(contrast: Mapping[str, Any]) -> str:
         return ""
     if not prior["used"]:
         return f"The counts alone decide, without a prior: {prior['reason']}".rstrip(".") + "."
-    source = _FROM.get(prior["kind"], prior["kind"] + " of {n} other cells").format(n=f"{prior['n_other']:,}")
+    source = _FROM[prior["kind"]].format(n=f"{prior['n_other']:,}")
     return (
         f"The prior predicts fold changes without the gene's own counts, from {source}. Predictions correlate "
         f"{prior['correlation']:.2f} with the fold changes of the counts (slope {prior['slope']:.2f}), and "
