@@ -19,4 +19,4 @@ def demo(out: Out = Path("vaerdict-demo"), seed: Seed = 0, device: Device = "aut
     page = write_page(document, out)
     if as_json:
         return print_json(result.results)
-    print_text("\n\n".join([text(document, 2), *result.verdict["messages"][1:]]), page)
+    print_text("\n\n".join([text(document, 3), *result.verdict["messages"][1:]]), page)

@@ -34,7 +34,7 @@ _SEEN = 3  # cells in which a gene of the principal components is seen
 
 @dataclass(frozen=True, eq=False)
 class ShownCells:
-    """Some of the cells compared, with counts of some genes.
+    """Some of the `n_compared` cells compared, with counts of some genes.
 
     `sides` has 1 where a cell is of the first group of a contrast and 2 where of the second; `group` and `sample` are
     places in the lists of names, -1 without one. `place` is the map, None where none can be made, and `map_name` says
@@ -51,6 +51,7 @@ class ShownCells:
     sample: np.ndarray
     totals: np.ndarray
     genes: list[str]
+    n_compared: int
     counts: Any
     map_name: str
     place: np.ndarray | None
@@ -58,7 +59,7 @@ class ShownCells:
 
     def save(self, path: Path) -> None:
         """Write the file, the same bytes for the same cells."""
-        texts = ("contrasts", "groups", "samples", "genes", "map_name")
+        texts = ("contrasts", "groups", "samples", "genes", "map_name", "n_compared")
         arrays = {name: getattr(self, name) for name in ("rows", "sides", "group", "sample", "totals", "place", "khat")}
         arrays |= {f"counts_{name}": getattr(self.counts, name) for name in ("data", "indices", "indptr")}
         arrays["texts"] = np.frombuffer(json.dumps({name: getattr(self, name) for name in texts}).encode(), np.uint8)
@@ -130,6 +131,7 @@ def cells_to_show(
         sample=sample,
         totals=totals.round().astype(np.uint32),
         genes=[cells.source.names[g] for g in genes],
+        n_compared=len(cells.cells),
         counts=leading,
         map_name=name,
         place=place,

@@ -23,14 +23,15 @@ function minus(text) { return text.replace("-", "\u2212"); }
 
 // A canvas frame sharp for the screen, with axes and the two maps from data to pixels.
 function newFrame(canvas, spec) {
-  const width = canvas.clientWidth || 480, height = Math.round(Math.min(380, Math.max(250, width * 0.72)));
+  const width = canvas.clientWidth || 480, height = spec.height || Math.round(Math.min(380, Math.max(250, width * 0.72)));
+  const margin = { ...MARGIN, ...spec.margin };
   const ratio = window.devicePixelRatio || 1, pen = canvas.getContext("2d");
   canvas.width = width * ratio;
   canvas.height = height * ratio;
   canvas.style.height = height + "px";
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   const look = getComputedStyle(canvas), colour = name => look.getPropertyValue(name).trim();
-  const box = { x0: MARGIN.left, x1: width - MARGIN.right, y0: height - MARGIN.bottom, y1: MARGIN.top };
+  const box = { x0: margin.left, x1: width - margin.right, y0: height - margin.bottom, y1: margin.top };
   const scale = (low, high, from, to) => v => from + (v - low) / (high - low) * (to - from);
   const frame = { pen, box, colour, spec, x: scale(...spec.xRange, box.x0, box.x1), y: scale(...spec.yRange, box.y0, box.y1) };
   drawAxes(frame);
@@ -42,6 +43,7 @@ function drawAxes({ pen, box, colour, spec, x, y }) {
   pen.lineWidth = 1;
   pen.strokeStyle = colour("--line");
   pen.fillStyle = colour("--soft");
+  if (spec.bare) return;
   const across = steps(...spec.xRange, (box.x1 - box.x0) / 70), up = steps(...spec.yRange, (box.y0 - box.y1) / 55);
   const name = (tick, digits, log) => minus(log ? powerOfTen(tick) : tick.toFixed(digits));
   pen.textAlign = "center";
@@ -58,6 +60,7 @@ function drawAxes({ pen, box, colour, spec, x, y }) {
   pen.fillStyle = colour("--ink");
   pen.textAlign = "center";
   pen.fillText(spec.xTitle, (box.x0 + box.x1) / 2, box.y0 + 35);
+  if (!spec.yTitle) return;
   pen.save();
   pen.translate(13, (box.y0 + box.y1) / 2);
   pen.rotate(-Math.PI / 2);

@@ -1,11 +1,11 @@
-"""The tables of the page: contrasts, leading genes, groups, models and settings."""
+"""The tables of the page: contrasts, prior, groups, models and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vaerdict.de.page.genes import Genes, called, leading
+from vaerdict.de.page.genes import Genes, called
 from vaerdict.de.verdict import Decider, group_names
 from vaerdict.report.page import flat
 from vaerdict.report.records import Row
@@ -53,22 +53,6 @@ def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
 def _pair(contrast: Row, key: str) -> str | None:
     a, b = contrast[f"{key}_a"], contrast[f"{key}_b"]
     return None if a is None or b is None else f"{a:,}, {b:,}"
-
-
-def top_table(contrast: Row, genes: Genes, n: int) -> Table:
-    """The leading genes of a contrast."""
-    columns = [
-        Column("gene", "gene"),
-        Column("lfc_mean", "LFC", 2, signed=True),
-        Column("lfc_low", "low", 2, signed=True),
-        Column("lfc_high", "high", 2, signed=True),
-        Column("prob_de", "P(DE)", 3),
-        Column("q_value", "q", None),
-    ]
-    rows, (a, b) = leading(genes, n), group_names(contrast)
-    caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"
-    note = f"LFC: log2 fold change, {a} over {b}, with its credible interval." if rows else ""
-    return Table(f"top-{contrast['name']}", caption, columns, rows, note)
 
 
 def prior_table(contrasts: Sequence[Row]) -> Table | None:
