@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
+from vaerdict.de.cells import FILE, ShownCells
 from vaerdict.de.verdict import verdict
 
 LEVEL, DELTA = 0.05, 0.5
 COLUMNS = [
     "contrast", "group_a", "group_b", "gene", "lfc_mean", "lfc_median", "lfc_low", "lfc_high", "prob_de", "prob_up",
-    "prob_down", "lfsr", "q_value", "is_de", "mcse", "mean_a", "mean_b",
+    "prob_down", "lfsr", "q_value", "is_de", "mcse", "mean_a", "mean_b", "seen_a", "seen_b",
 ]  # fmt: skip
 PRIOR_COLUMNS = ["lfc_counts", "lfsr_counts", "lfc_predicted", "prior_shift", "by_prior"]
 PRIOR = {
@@ -55,6 +57,7 @@ def gene_rows(contrast: str, genes: list[str], rng: np.random.Generator) -> tupl
     columns = (
         mean, median, low, high, prob, up, down, lfsr, q, (q <= LEVEL) & (lfsr < 0.05),
         np.sqrt(prob * (1 - prob) / 400), base * 2 ** (mean / 2), base * 2 ** (-mean / 2),
+        *(1 - np.exp(-3000 * base * 2 ** (sign * mean / 2)) for sign in (1, -1)),
     )  # fmt: skip
     rows = [
         dict(zip(COLUMNS, (contrast, *groups_of(contrast), gene, *values), strict=True))
@@ -139,6 +142,21 @@ def results_of(contrasts: Rows, truth: dict[str, Any] | None, model: dict[str, A
     }  # fmt: skip
 
 
+def shown_cells(names: tuple[str, ...], genes: list[str], n: int = 240, n_counted: int = 40) -> ShownCells:
+    """Cells of three groups and two samples, with counts of the first genes."""
+    rng = np.random.default_rng(9)
+    group = np.arange(n) % 3
+    sides = np.array([1 + (group != k % 3) for k in range(len(names))], np.int8)
+    counts = rng.poisson(0.2 + 2.0 * (np.arange(n_counted)[None] % 3 == group[:, None]))
+    return ShownCells(
+        rows=np.arange(n), contrasts=list(names), sides=sides, groups=["B cells", "CD14+ Monocytes", "NK cells"],
+        group=group, samples=["s1", "s2"], sample=np.arange(n) // 2 % 2,
+        totals=counts.sum(1) + 500, genes=genes[:n_counted], n_compared=1820, counts=sparse.csc_matrix(counts),
+        map_name="UMAP of principal components", place=rng.normal(size=(n, 2)) + 4 * np.eye(3)[group, :2],
+        khat=rng.uniform(0, 1.1, n),
+    )  # fmt: skip
+
+
 def run_in(
     folder: Path,
     *,
@@ -149,6 +167,7 @@ def run_in(
     simulated: bool = False,
     contrast: dict[str, Any] | None = None,
     prior: bool = False,
+    cells: bool = False,
     untested: tuple[tuple[str, str, int, str], ...] | None = (),
     **changes: Any,
 ) -> Path:
@@ -156,7 +175,7 @@ def run_in(
 
     `extra` are further genes, `contrast` replaces parts of the records of contrasts and `changes` parts of the results;
     where `simulated` the truth is in the results, and with `prior` the last contrast has none because cells are few.
-    `untested` are the rows of not_tested.csv, None for no such file.
+    With `cells` there are some to show; `untested` are the rows of not_tested.csv, None for no such file.
     """
     rng = np.random.default_rng(7)
     genes = [f"GENE{i}" for i in range(n_genes - len(extra))] + list(extra)
@@ -174,6 +193,8 @@ def run_in(
         writer = csv.DictWriter(file, COLUMNS + (PRIOR_COLUMNS if prior else []))
         writer.writeheader()
         writer.writerows(row for rows, _ in parts for row in rows)
+    if cells:
+        shown_cells(names, genes).save(folder / FILE)
     if untested is not None:
         with (folder / "not_tested.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("contrast", "gene", "cells_seen", "reason"), *untested])

@@ -7,7 +7,6 @@ import csv
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from browsers import CHROMIUM, in_a_browser
 from de_runs import COLUMNS, DELTA, HOSTILE, NAMES, contrast_record, groups_of, model_record, run_in
 from outline import Outline
 from outline import outline as document_outline
@@ -486,10 +486,6 @@ def test_intervals_that_are_not_shrunken_are_said_to_be(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------- in a real browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the path")
-
-
 def dom(page: Path, address: str = "") -> Outline:
     """The page as it stands after its script ran."""
     assert CHROMIUM is not None

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from browsers import in_a_browser
 from de_runs import NAMES, NO_PRIOR, PRIOR, PRIOR_COLUMNS, contrast_record, run_in
 from outline import outline
-from test_de_page import driven, in_a_browser
+from test_de_page import driven
 from vaerdict.cli import de as cli_de
 from vaerdict.de import columns
 from vaerdict.de.columns import TableColumn

@@ -85,7 +85,7 @@ below.</p>
 
 
 GENE = Live("""<div class="live" hidden id="de-gene">
-<form class="tools" id="de-find" role="search"><label>Gene
+<form class="tools" id="de-find" role="search" aria-label="Find one gene"><label>Gene
 <input type="search" id="de-gene-name" autocomplete="off" spellcheck="false"></label>
 <button type="submit" class="act">Show</button></form>
 <h3 id="de-gene-title" tabindex="-1"></h3>
@@ -124,7 +124,7 @@ def cells_view(name: str, n: int, of: int) -> Live:
 
 TABLE = Live("""<div class="live" hidden>
 <p id="de-now" role="status"></p>
-<div class="tools" role="search">
+<div class="tools" role="search" aria-label="Search the table">
 <label>Search
 <input type="search" id="de-search" placeholder="CD79A, LYZ" autocomplete="off" spellcheck="false"></label>
 <label><input type="checkbox" id="de-only"> called genes only</label>

@@ -113,6 +113,6 @@ function heat(of, gene) {
   const cell = make("td", { class: (value > 0 ? "high" : "low") + (of.values.is_de[row] ? " called" : "") },
     minus((value > 0 ? "+" : "") + value.toFixed(1)));
   cell.title = `${gene} in ${of.name}: LFC ${printed(value, "lfc")}, q ${printed(of.values.q_value[row], "small")}`;
-  cell.style.setProperty("--tone", `${Math.round(55 * Math.min(Math.abs(value) / FULL, 1))}%`);
+  cell.style.setProperty("--tone", Math.min(Math.abs(value) / FULL, 1).toFixed(2));
   return cell;
 }
