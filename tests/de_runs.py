@@ -23,9 +23,7 @@ PRIOR = {
     "kind": "profile", "used": True, "reason": None, "n_other": 2100, "correlation": 0.62, "slope": 0.81,
     "share_following": 0.7, "n_by_prior": 0, "n_counts": 0,
 }  # fmt: skip
-NO_PRIOR = PRIOR | {"used": False, "reason": "only 12 other cells", "n_other": 12, **dict.fromkeys(
-    ("correlation", "slope", "share_following", "n_by_prior", "n_counts")
-)}  # fmt: skip
+NO_PRIOR = {"kind": "profile", "used": False, "reason": "only 12 other cells", "n_other": 12}
 Rows = list[dict[str, Any]]
 NAMES = ("B cells vs CD14+ Monocytes", "B cells vs rest", "NK cells vs rest")
 HOSTILE = (

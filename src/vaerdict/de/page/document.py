@@ -16,7 +16,7 @@ from vaerdict.de.page.live import GENE, HEAT, MENU, MORE_PLOTS, TABLE, Card, car
 from vaerdict.de.page.tables import (
     contrasts_table,
     diagnostics_table,
-    prior_table,
+    prior_tables,
     selection_table,
     settings_table,
 )
@@ -29,14 +29,10 @@ from vaerdict.de.page.truth import (
     truth_pictures,
     truth_table,
 )
-from vaerdict.de.prior.messages import LEGEND, prior_messages
 from vaerdict.de.verdict import DECIDERS, Decider, Finding, advice, calls_message, findings
 from vaerdict.report.document import Block, Document, Live, Section
 from vaerdict.report.records import Row, read_run, rows_of, well_formed
 from vaerdict.report.tables import Column, Table
-
-MOST_CONTRASTS = 6
-"""Contrasts whose prior is described in sentences; the table has all."""
 
 SCRIPTS = ("draw", "state", "table", "plots", "result", "cells", "gene", "start")
 """The script of the page, in order."""
@@ -95,7 +91,7 @@ def document(
         Section("All genes", [TABLE]),
         Section("All contrasts", [HEAT] if len(contrasts) > 1 else []),
         Section("Map of the cells", _map(cells)),
-        Section("Prior from other cells", _prior(contrasts)),
+        Section("Prior from other cells", [*prior_tables(contrasts)]),
         Section("Expression and length of the list", [MORE_PLOTS], folded=True),
         *(_model_sections(model) if model else []),
         Section("Settings", _settings(results)),
@@ -197,16 +193,6 @@ def _intervals(results: Row) -> str:
         "Fold changes and their intervals are not shrunken (--no-shrinkage): among the genes called, fold changes tend "
         "to be too large, because errors help a gene to be called. Probabilities, q-values and calls are shrunken."
     )
-
-
-def _prior(contrasts: Sequence[Row]) -> list[Block]:
-    """How good the prediction of fold changes was, where a prior was asked for."""
-    table = prior_table(contrasts)
-    if table is None:
-        return []
-    marked = f"Hollow marks in the plots, and `by_prior` in the table, are genes {LEGEND}."
-    used = any(contrast["prior"]["used"] for contrast in contrasts if contrast.get("prior"))
-    return [*prior_messages(contrasts[:MOST_CONTRASTS]), table, *([marked] if used else [])]
 
 
 def _truth(check: TruthCheck) -> list[Block]:

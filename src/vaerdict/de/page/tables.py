@@ -55,11 +55,11 @@ def _pair(contrast: Row, key: str) -> str | None:
     return None if a is None or b is None else f"{a:,}, {b:,}"
 
 
-def prior_table(contrasts: Sequence[Row]) -> Table | None:
-    """How good the predictions of a prior were, and how many genes it decided; None where none was asked for."""
+def prior_tables(contrasts: Sequence[Row]) -> list[Table]:
+    """How good the predictions of a prior were, and how many genes it decided; nothing where none was asked for."""
     rows = [{**c["prior"], "name": c["name"]} for c in contrasts if c.get("prior")]
     if not rows:
-        return None
+        return []
     columns = [
         Column("name", "contrast"),
         Column("kind", "prior from"),
@@ -71,12 +71,13 @@ def prior_table(contrasts: Sequence[Row]) -> Table | None:
         Column("n_by_prior", "called only thanks to the prior"),
         Column("reason", "why no prior was used"),
     ]
-    columns = [column for column in columns if any(row[column.key] is not None for row in rows)]
+    columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
     note = (
         "Correlation and slope are of the fold changes of the counts with those predicted without them, in cells that "
-        "the prediction has not seen. A prediction that is worth nothing has a slope of 0 and changes no gene."
+        "the prediction has not seen. A prediction that is worth nothing has a slope of 0 and changes no gene. Hollow "
+        "marks in the plots are genes that are called, but not by their counts alone (by_prior)."
     )
-    return Table("prior", "How good the predicted fold changes were", columns, rows, note)
+    return [Table("prior", "How good the predicted fold changes were", columns, rows, note)]
 
 
 def diagnostics_table(rows: Sequence[Row]) -> Table:
