@@ -7,7 +7,7 @@ DATA := $(abspath ../shared/data)
 ifneq ($(wildcard $(DATA)),)
 export VAERDICT_DATA ?= $(DATA)
 endif
-.PHONY: install demo test test-slow test-gpu lint format bench docs figures readme tutorials clean
+.PHONY: install demo test test-slow test-gpu test-browser lint format bench docs figures readme tutorials clean
 
 install: $(STAMP)
 
@@ -30,6 +30,17 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+# axe-core checks accessibility; it is fetched where npm is installed, and its tests skip otherwise
+AXE := $(VENV)/axe/package/axe.min.js
+
+$(AXE): $(STAMP)
+	mkdir -p $(VENV)/axe
+	-cd $(VENV)/axe && npm pack --silent axe-core && tar xzf axe-core-*.tgz
+
+test-browser: install $(AXE)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	VAERDICT_AXE=$(if $(wildcard $(AXE)),$(abspath $(AXE))) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 lint: install
 	$(BIN)/ruff check .

@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
+from vaerdict.de.cells import FILE, ShownCells
 from vaerdict.de.verdict import verdict
 
 LEVEL, DELTA = 0.05, 0.5
 COLUMNS = [
     "contrast", "group_a", "group_b", "gene", "lfc_mean", "lfc_median", "lfc_low", "lfc_high", "prob_de", "prob_up",
-    "prob_down", "lfsr", "q_value", "is_de", "mcse", "mean_a", "mean_b",
+    "prob_down", "lfsr", "q_value", "is_de", "mcse", "mean_a", "mean_b", "seen_a", "seen_b",
 ]  # fmt: skip
+PRIOR_COLUMNS = ["lfc_counts", "lfsr_counts", "lfc_predicted", "prior_shift", "by_prior"]
+PRIOR = {
+    "kind": "profile", "used": True, "reason": None, "n_other": 2100, "correlation": 0.62, "slope": 0.81,
+    "share_following": 0.7, "n_by_prior": 0, "n_counts": 0,
+}  # fmt: skip
+NO_PRIOR = {"kind": "profile", "used": False, "reason": "only 12 other cells", "n_other": 12}
 Rows = list[dict[str, Any]]
 NAMES = ("B cells vs CD14+ Monocytes", "B cells vs rest", "NK cells vs rest")
 HOSTILE = (
@@ -47,12 +55,25 @@ def gene_rows(contrast: str, genes: list[str], rng: np.random.Generator) -> tupl
     columns = (
         mean, median, low, high, prob, up, down, lfsr, q, (q <= LEVEL) & (lfsr < 0.05),
         np.sqrt(prob * (1 - prob) / 400), base * 2 ** (mean / 2), base * 2 ** (-mean / 2),
+        *(1 - np.exp(-3000 * base * 2 ** (sign * mean / 2)) for sign in (1, -1)),
     )  # fmt: skip
     rows = [
         dict(zip(COLUMNS, (contrast, *groups_of(contrast), gene, *values), strict=True))
         for gene, *values in zip(genes, *(c.tolist() for c in columns), strict=True)
     ]
     return rows, dict(zip(genes, truth.tolist(), strict=True))
+
+
+def with_prior(rows: Rows) -> dict[str, Any]:
+    """Add the columns of a prior, thanks to which every third call is made; returns its record."""
+    calls = [row["gene"] for row in rows if row["is_de"]]
+    decided = set(calls[::3])
+    for row in rows:
+        by_prior = row["gene"] in decided
+        counts = row["lfc_mean"] * (0.5 if by_prior else 0.9)
+        values = (counts, row["lfsr"], 1.1 * row["lfc_mean"], row["lfc_mean"] - counts, by_prior)
+        row |= dict(zip(PRIOR_COLUMNS, values, strict=True))
+    return PRIOR | {"n_by_prior": len(decided), "n_counts": len(calls) - len(decided)}
 
 
 def contrast_record(name: str, rows: Rows | None = None, **changes: Any) -> dict[str, Any]:
@@ -119,6 +140,21 @@ def results_of(contrasts: Rows, truth: dict[str, Any] | None, model: dict[str, A
     }  # fmt: skip
 
 
+def shown_cells(names: tuple[str, ...], genes: list[str], n: int = 240, n_counted: int = 40) -> ShownCells:
+    """Cells of three groups and two samples, with counts of the first genes."""
+    rng = np.random.default_rng(9)
+    group = np.arange(n) % 3
+    sides = np.array([1 + (group != k % 3) for k in range(len(names))], np.int8)
+    counts = rng.poisson(0.2 + 2.0 * (np.arange(n_counted)[None] % 3 == group[:, None]))
+    return ShownCells(
+        rows=np.arange(n), contrasts=list(names), sides=sides, groups=["B cells", "CD14+ Monocytes", "NK cells"],
+        group=group, samples=["s1", "s2"], sample=np.arange(n) // 2 % 2,
+        totals=counts.sum(1) + 500, genes=genes[:n_counted], n_compared=1820, counts=sparse.csc_matrix(counts),
+        map_name="UMAP of principal components", place=rng.normal(size=(n, 2)) + 4 * np.eye(3)[group, :2],
+        khat=rng.uniform(0, 1.1, n),
+    )  # fmt: skip
+
+
 def run_in(
     folder: Path,
     *,
@@ -128,27 +164,40 @@ def run_in(
     model: dict[str, Any] | None = None,
     simulated: bool = False,
     contrast: dict[str, Any] | None = None,
+    prior: bool = False,
+    cells: bool = False,
     untested: tuple[tuple[str, str, int, str], ...] | None = (),
     **changes: Any,
 ) -> Path:
     """A run directory with made-up contrasts.
 
     `extra` are further genes, `contrast` replaces parts of the records of contrasts and `changes` parts of the results;
-    where `simulated` the truth is in the results. `untested` are the rows of not_tested.csv, None for no such file.
+    where `simulated` the truth is in the results, and with `prior` the last contrast has none because cells are few.
+    With `cells` there are some to show; `untested` are the rows of not_tested.csv, None for no such file.
     """
     rng = np.random.default_rng(7)
     genes = [f"GENE{i}" for i in range(n_genes - len(extra))] + list(extra)
     parts = [gene_rows(name, genes, rng) for name in names]
     contrasts = [contrast_record(name, rows, **contrast or {}) for name, (rows, _) in zip(names, parts, strict=True)]
+    if prior:
+        for record, (rows, _) in zip(contrasts, parts, strict=True):
+            record["prior"] = with_prior(rows)
+        contrasts[-1]["prior"] = NO_PRIOR
+        for row in parts[-1][0]:
+            row |= {"lfc_counts": row["lfc_mean"], "lfc_predicted": "", "prior_shift": 0.0, "by_prior": False}
     truth = {name: lfc for name, (_, lfc) in zip(names, parts, strict=True)} if simulated else None
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "de.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS + (PRIOR_COLUMNS if prior else []))
         writer.writeheader()
         writer.writerows(row for rows, _ in parts for row in rows)
+    if cells:
+        shown_cells(names, genes).save(folder / FILE)
     if untested is not None:
         with (folder / "not_tested.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("contrast", "gene", "cells_seen", "reason"), *untested])
     (folder / "results.json").write_text(json.dumps(results_of(contrasts, truth, model) | changes))
-    (folder / "manifest.json").write_text(json.dumps({"command": "vaerdict de x.h5ad", "versions": {"torch": "2.6"}}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"command": "vaerdict de x.h5ad", "versions": {"torch": "2.6"}, "data_sha256": "0"})
+    )
     return folder

@@ -10,9 +10,10 @@ from vaerdict.report.page import page
 
 
 class Outline(HTMLParser):
-    """Tags, attributes, the text outside of style and script, and the content of every script."""
+    """Tags, attributes, the text outside of style, script and the side menu, and the content of every script."""
 
     VOID = ("meta", "br", "input")
+    MENU = ("html", "body", "nav", "details")
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Outline(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "script":
             self.scripts.append(data)
-        elif self.open and self.open[-1] != "style":
+        elif self.open and self.open[-1] != "style" and tuple(self.open[:4]) != self.MENU:
             self.text += data
 
     def count(self, *names: str) -> int:

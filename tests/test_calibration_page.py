@@ -15,6 +15,7 @@ from outline import Outline, outline
 from test_de_pipeline import simulated
 from vaerdict.core import DataError
 from vaerdict.de.calibration import summary
+from vaerdict.de.calibration.cards import leading_cards
 from vaerdict.de.calibration.page import from_run
 from vaerdict.de.calibration.strata import Intervals, by_stratum, stratify
 from vaerdict.de.columns import CALIBRATE, names
@@ -103,19 +104,37 @@ def test_verdict_comes_first_and_cells_as_replicates_are_told_apart(tmp_path):
         "Calibrated: an FDR of 5% means ",
         "false here, and 0 of 8 splits where nothing changed have a discovery. Of the genes that changed by 0.5 or",
         "are found: 0.0 % (se 0.00) of those that changed by 0.6 and 50.0 % (se 18.90) of those that changed by 2.",
+        "Warning: the samples",
+        "What does the FDR mean here?",
+        "How many changed genes are found?",
+        "And where nothing changed?",
         "reported, samples as replicates: 0 of 8 splits",
         "reported, samples as replicates: 90% intervals cover the true LFC",
         "reported, cells as replicates: 8 of 8 splits",
         "The other methods are tests of the same cells and genes, each judged by its own question. Any change: edger.",
-        "Warning: the samples",
         "Where nothing changed",
     ]
-    places = [page.text.index(part) for part in order]
+    places = [page.text.index(part) for part in order[:-1]] + [page.text.rindex(order[-1])]
     assert places == sorted(places)
     assert "edger, samples as replicates: 20" in page.text  # four times the target of five percent
     assert "the model" not in page.text
     assert summary.RULE in page.text
     assert "centred scale" in page.text
+
+
+def test_rate_and_power_lead_and_only_judgements_have_a_symbol(tmp_path):
+    rate, power, null = leading_cards(results())
+    planted = next(r for r in results()["spikes"] if (r["method"], r["level"]) == ("reported", 0.05))
+    assert rate.answer.startswith(f"{100 * planted['fdp']:.1f} ")
+    assert (rate.tone, null.tone) == ("good", "good")
+    assert (power.answer[:4], power.tone) == (f"{100 * planted['tpr']:.1f}", "plain")
+    assert null.answer == f"0 of {N} splits have a call"
+    cells = results()
+    cells["verdict"]["replicates"] = "cells"
+    assert [card.tone for card in leading_cards(cells)] == ["bad"]
+    none = results()
+    next(r for r in none["spikes"] if (r["method"], r["level"]) == ("reported", 0.05))["called"] = 0.0
+    assert leading_cards(none)[0].answer == "Nothing is called"
 
 
 def test_tables_hold_the_numbers_and_verdicts(tmp_path):

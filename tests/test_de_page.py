@@ -7,7 +7,6 @@ import csv
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from browsers import CHROMIUM, in_a_browser
 from de_runs import COLUMNS, DELTA, HOSTILE, NAMES, contrast_record, groups_of, model_record, run_in
 from outline import Outline
 from outline import outline as document_outline
@@ -86,11 +86,13 @@ def test_the_script_never_writes_markup(page):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", page.scripts[1])
 
 
-def test_verdict_comes_first(page):
+def test_verdict_and_genes_come_first_and_details_are_folded(page, run):
     texts = (
         "calls are made in 3 contrasts at an expected FDR of 0.05 in each, with |LFC| at least 0.5.",
-        "Genes tested: 2000 of 9999 genes: seen in at least 10 of the cells compared. Cells of both groups count alike",
-        "intervals are shrunken towards no change",
+        "The list can be used at its stated FDR. 1 warning and what to do next: How far to trust the list.",
+        "Leading genes",
+        "Truth beside the answer",
+        "How far to trust the list",
         "What to do next: The list can be used at its stated FDR.",
         "Warning: 12 cells",
         "The model decides every gene",
@@ -98,11 +100,34 @@ def test_verdict_comes_first(page):
         "The model fits",
         "Cells are the replicates",
         "Genes called in each contrast",
+        "Genes tested: 2000 of 9999 genes: seen in at least 10 of the cells compared. Cells of both groups count alike",
+        "intervals are shrunken towards no change",
     )
-    places = [page.text.index(part) for part in texts]
+    places = [page.text.rindex(part) if i > 1 else page.text.index(part) for i, part in enumerate(texts)]
     assert places == sorted(places)
-    for answer in ("Certified", "It fits", "Cells", "calls in 3 contrasts"):
+    report = from_run(run)
+    assert len(report.summary) <= 3
+    assert [s.heading for s in report.sections if not s.folded][:2] == ["Leading genes", "Truth beside the answer"]
+    assert section(run, "How far to trust the list").folded
+    for answer in ("Certified", "It fits", "Cells"):
         assert answer in page.text
+
+
+def test_what_is_wrong_with_the_list_is_in_its_verdict(tmp_path):
+    groups = [{"group": "a", "n_cells": 3, "khat_encoder": 1.0, "khat": 0.9, "ess": 0.1, "share_ok": 0.2}]
+    refused = run_in(tmp_path, n_genes=20, model=model_record(diagnostics=groups))
+    assert from_run(refused).summary[-1].startswith("Inference is refused")
+    assert "can be used" not in from_run(refused).summary[-1]
+
+
+def test_who_decided_is_neither_good_nor_bad(tmp_path):
+    source = next(
+        block.html
+        for block in section(run_in(tmp_path, n_genes=20), "How far to trust the list").blocks
+        if isinstance(block, document.Live)
+    )
+    assert '<li class="plain"><p class="question">Who decided the genes?' in source
+    assert "\N{CHECK MARK}" not in source
 
 
 def test_without_a_model_the_page_says_nothing_about_one(tmp_path):
@@ -117,7 +142,6 @@ def test_groups_have_their_own_names(tmp_path):
     one = from_run(run_in(tmp_path / "one", n_genes=40, names=NAMES[:1]))
     assert "higher in B cells" in text(one)
     assert "cells of B cells and CD14+ Monocytes" in text(one)
-    assert "log2 fold change, B cells over CD14+ Monocytes" in text(one)
     rest = from_run(run_in(tmp_path / "rest", n_genes=40, names=NAMES[1:2]))
     assert "higher in the rest" in text(rest)
     several = from_run(run_in(tmp_path / "several", n_genes=40))
@@ -134,11 +158,14 @@ def test_page_can_be_used_without_eyes_and_without_a_mouse(page):
     ids = [a["id"] for _, a in page.attributes if "id" in a]
     assert len(ids) == len(set(ids))
     canvases = [a for tag, a in page.attributes if tag == "canvas"]
-    assert len(canvases) == 4
-    assert all(a["tabindex"] == "0" and a["aria-describedby"] in ids for a in canvases)
+    assert [a["id"] for a in canvases if a["role"] == "img"] == ["de-distribution", "de-estimates"]
+    read = [a for a in canvases if a["role"] == "application"]
+    assert [a["id"] for a in read] == ["de-volcano", "de-ma", "de-fdr"]
+    assert all(a["tabindex"] == "0" and a["aria-describedby"] in ids for a in read)
     assert all(len(a["aria-label"] or "") > 40 for tag, a in page.attributes if tag == "svg")
-    labelled = {a.get("for") for tag, a in page.attributes if tag == "label"}
-    assert "de-contrast" in labelled
+    fields = {a["id"] for tag, a in page.attributes if tag in ("select", "input")}
+    assert fields == {"de-contrast", "de-gene-name", "de-search", "de-only", "de-prior", "de-extra"}
+    assert page.count("label") == len(fields)
 
 
 def test_numbers_of_the_page_are_those_of_the_file(page, run):
@@ -158,8 +185,7 @@ def test_counts_of_the_page_are_those_of_the_file(page, run):
     called = {name: {r["gene"] for r in rows if r["contrast"] == name and r["is_de"] == "True"} for name in NAMES}
     total = sum(map(len, called.values()))
     assert f"{total:,} calls are made in 3 contrasts" in page.text
-    assert f"{total:,} calls in 3 contrasts" in page.text
-    table = next(b for b in section(run, "Verdict").blocks if isinstance(b, document.Table))
+    table = next(b for b in section(run, "How far to trust the list").blocks if isinstance(b, document.Table))
     for row in table.rows:
         assert row["n"] == len(called[row["name"]])
         assert row["n_up"] + row["n_down"] == row["n"]
@@ -172,7 +198,6 @@ def section(folder: Path, heading: str) -> document.Section:
 def test_truth_stands_beside_the_answer(run):
     """Counted anew from the files."""
     results = json.loads((run / "results.json").read_text())
-    assert from_run(run).sections[0].heading == "Truth beside the answer"
     table = next(b for b in section(run, "Truth beside the answer").blocks if isinstance(b, document.Table))
     assert [row["name"] for row in table.rows] == [*NAMES, OVERALL]
     for row in table.rows:
@@ -197,7 +222,7 @@ def test_truth_stands_beside_the_answer(run):
 def test_the_page_opens_with_the_truth(page, run):
     assert page.text.index("The data were simulated") < page.text.index("calls are made in 3 contrasts")
     assert "% where 5% was asked for: " in page.text
-    assert "cover the truth for" in text(from_run(run))
+    assert "cover the truth for" in outline(run).text
 
 
 def known(*, real: int = 200, false: int = 0, inside: float = 0.9) -> TruthCheck:
@@ -244,14 +269,12 @@ def test_ranking_is_perfect_where_all_changed_genes_come_first():
 def test_text_and_markdown_say_the_same(run):
     for output in (text(from_run(run)), markdown(from_run(run))):
         assert "calls are made in 3 contrasts" in output
-        assert "What to do next" in output
-        assert "Leading genes of B cells vs CD14+ Monocytes" in output
+        assert "The list can be used at its stated FDR" in output
         assert "log2 fold change of mean expression" in output
         assert "Importance weights by group" in output
         assert "de-data" not in output
     short = document.brief(from_run(run))
     assert "The answer against the truth" in short
-    assert "Leading genes" not in short
 
 
 # ------------------------------------------------------------------------------------------------- hostile names
@@ -351,8 +374,6 @@ def test_no_discovery_is_said(tmp_path):
     (folder / "de.csv").write_text(changed(folder, "True", "False"))
     output = text(from_run(folder))
     assert f"0 genes are called in {NAMES[0]} at an expected FDR of 0.05, with |LFC| at least 0.5.\n" in output
-    assert f"No gene is called in {NAMES[0]}" in output
-    assert "0 of 20" in outline(folder).text
 
 
 def changed(folder: Path, old: str, new: str) -> str:
@@ -446,39 +467,23 @@ def test_a_run_without_a_list_of_genes_not_tested_has_a_page(tmp_path, monkeypat
 
 def test_the_rate_is_stated_as_it_holds(tmp_path):
     each = outline(run_in(tmp_path / "each", n_genes=200)).text
-    assert "Called at an FDR of 5% in each contrast;" in each
+    assert "at an expected FDR of 0.05 in each" in each
     joint = {"joint_fdr": True, "expected_fdr": 0.0847}
     together = outline(run_in(tmp_path / "joint", n_genes=200, contrast=joint)).text
-    assert "Called at an FDR of 5% over all contrasts together; 8.47% of a list are expected to be false." in together
     assert "at an expected FDR of 0.05 over all of them together" in together
     one = outline(run_in(tmp_path / "one", n_genes=200, names=NAMES[:1])).text
-    assert "contrast together" not in one
-    assert "in each contrast;" not in one
+    assert "all of them together" not in one
 
 
 def test_intervals_that_are_not_shrunken_are_said_to_be(tmp_path):
-    plain = text(from_run(run_in(tmp_path / "a", n_genes=20, shrinkage=False)))
+    plain = outline(run_in(tmp_path / "a", n_genes=20, shrinkage=False)).text
     assert "not shrunken (--no-shrinkage)" in plain
     assert "shrunken towards no change" not in plain
-    pairs = text(from_run(run_in(tmp_path / "b", n_genes=20, scale="pair", model=model_record())))
+    pairs = outline(run_in(tmp_path / "b", n_genes=20, scale="pair", model=model_record())).text
     assert "shrunken" not in pairs
 
 
-def test_leading_genes_have_their_q_in_print(tmp_path):
-    folder = run_in(tmp_path, n_genes=20, names=NAMES[:1])
-    rows = csv_rows(folder)
-    with (folder / "de.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows({**row, "is_de": True, "q_value": f"1.2345e-{300 - i}"} for i, row in enumerate(rows))
-    assert "1.2e\N{MINUS SIGN}300" in text(from_run(folder))
-
-
 # -------------------------------------------------------------------------------------------- in a real browser
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the path")
-
-
 def dom(page: Path, address: str = "") -> Outline:
     """The page as it stands after its script ran."""
     assert CHROMIUM is not None
@@ -538,7 +543,9 @@ def test_table_follows_the_address(run):
         assert title in seen.text
     assert "1\N{EN DASH}25 of " in seen.text
     points = {a["id"]: a.get("data-points") for tag, a in seen.attributes if tag == "canvas"}
-    assert points == {"de-volcano": "2000", "de-ma": "2000", "de-truth": "2000", "de-fdr": None}
+    assert points == {
+        "de-volcano": "2000", "de-ma": "2000", "de-fdr": None, "de-distribution": None, "de-estimates": None
+    }  # fmt: skip
 
 
 DRIVER = """
@@ -556,14 +563,17 @@ get("search").value = ""; get("search").dispatchEvent(new Event("input"));
 get("only").click(); found.only = new Set(rows().map(row => row.cells[1].textContent)).has("no");
 const press = key => get("volcano").dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 get("volcano").focus(); press("ArrowRight"); found.tip = get("tip").innerText;
-press("Enter"); found.lookedUp = genes(); found.alt = get("volcano").getAttribute("aria-label");
+press("Enter"); found.panel = get("gene-title").textContent + ": " + get("gene-facts").textContent;
+found.address2 = location.hash; found.focused = document.activeElement.id;
+found.alt = get("volcano").getAttribute("aria-label");
+get("ma").closest("details").open = true; await new Promise(done => setTimeout(done, 300));
 const box = get("ma").getBoundingClientRect();
 for (let x = 60; x < box.width && (get("tip").hidden || x === 60); x += 3) get("ma").dispatchEvent(
   new PointerEvent("pointermove", { clientX: box.left + x, clientY: box.top + box.height * 0.45 }));
 found.hover = get("tip").innerText;
 const heads = () => [...get("table").tHead.rows[0].cells].map(cell => cell.textContent);
 found.heads = heads(); found.legend = get("up").textContent; found.meanings = get("meanings").textContent;
-get("contrast").value = "2"; get("contrast").dispatchEvent(new Event("change")); found.now = get("now").textContent;
+get("contrast").value = "2"; get("contrast").dispatchEvent(new Event("change")); found.now = get("sizes").textContent;
 found.otherHeads = heads(); found.otherLegend = get("down").textContent;
 found.otherAlt = get("volcano").getAttribute("aria-label");
 found.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
@@ -592,12 +602,14 @@ def test_page_answers_to_mouse_and_keys(run, found):
     name, effect, *_ = found["tip"].split("\n")
     low, mean, high = (printed(first, f"lfc_{key}", "lfc") for key in ("low", "mean", "high"))
     assert (name, effect) == (first["gene"], f"LFC {mean} [{low}, {high}]")
-    assert all(first["gene"] in gene for gene in found["lookedUp"])
+    assert found["panel"].startswith(f"{first['gene']}: Called, higher in ")
+    assert f"LFC {mean}, 95% interval {low} to {high}" in found["panel"]
+    assert (f"gene={first['gene']}" in found["address2"], found["focused"]) == (True, "de-gene-title")
     up = sum(r["is_de"] == "True" and float(r["lfc_mean"]) > 0 for r in rows)
     assert f"{up} called, higher in B cells" in found["alt"]
     assert "log2 fold change, B cells over CD14+ Monocytes" in found["alt"]
     assert re.match(r"GENE\d+\nLFC .+\nq .+\ntrue LFC .+\n(not called|called, higher in )", found["hover"])
-    assert found["now"].startswith(NAMES[2])
+    assert found["now"] == "NK cells (340 cells) against the rest (1,480 cells)"
     assert {"mean in B cells", "mean in CD14+ Monocytes"} <= set(found["heads"])
     assert found["legend"] == "called, higher in B cells"
     assert (

@@ -311,3 +311,17 @@ def test_inline_drawings_have_ids_of_their_own():
         '<g id="one-two-a"/><use xlink:href="#one-two-a"/></svg>'
     )
     assert 'id="two-a"' in inline(source, replace(one, name="two"))
+
+
+def test_the_side_menu_leads_to_every_section(tmp_path):
+    sections = [Section("A b", ["x"]), Section("A b", ["y"], folded=True), Section(NASTY, ["z"])]
+    menu = Live('<ul id="more"></ul>')
+    seen, source = outline(write_page(Document("T", ["s"], sections, menu=menu), tmp_path))
+    links = [a["href"] for tag, a in seen.attributes if tag == "a"]
+    ids = {a.get("id") for tag, a in seen.attributes if tag == "section"}
+    assert len(set(links)) == 3
+    assert {f"#{name}" for name in ids if name} == set(links)
+    assert source.index("<nav") < source.index('id="more"') < source.index("<main>")
+    assert re.search(r"<details>\s*<summary><h2>A b</h2></summary>", source)
+    alone, _ = outline(write_page(Document("T", ["s"], sections[:1]), tmp_path / "alone"))
+    assert alone.count("nav") == 0

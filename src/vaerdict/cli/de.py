@@ -52,6 +52,7 @@ Workers = Annotated[
 ]
 
 _SHOWN = 8  # genes printed of each direction
+_MARK = "*"  # follows the name of a gene that is called only thanks to the prior
 
 
 @with_options(DEOptions, after="one_vs_rest")
@@ -81,8 +82,8 @@ def de(
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate and a verdict.
 
     Genes are called from the raw counts, in seconds, with a prior learned from cells that are not compared where there
-    are any (--prior). A model is trained only where one is asked for: --prior model, --check-model or --scale pair. After a stop the
-    same command goes on.
+    are any (--prior). A model is trained only where one is asked for: --prior model, --check-model or --scale pair.
+    After a stop the same command goes on.
     """
     from vaerdict.de import differential_expression
     from vaerdict.de.page.document import from_run
@@ -146,9 +147,17 @@ def summary(result: DEResult) -> str:
     genes = [line for contrast in result.results["contrasts"] for line in _contrast(result, contrast)]
     notes = [f"note: {warning}" for warning in result.warnings if warning not in messages]
     tested = f"Tested: {result.results['genes_tested']}."
+    marked = any(_marks(result.discoveries()))
+    legend = [f"{_MARK} called only thanks to the prior: not called by its counts alone"] if marked else []
     return "\n".join(
-        [messages[0], tested, *messages[1:], *(["", *groups] if groups else []), *genes, "", *notes]
+        [messages[0], tested, *messages[1:], *(["", *groups] if groups else []), *genes, *legend, "", *notes]
     ).rstrip()
+
+
+def _marks(rows: Any) -> list[str]:
+    """The mark of each row that is called only thanks to the prior, otherwise nothing."""
+    flags = rows["by_prior"].tolist() if "by_prior" in rows else [False] * len(rows)
+    return [_MARK if flag == 1 else "" for flag in flags]
 
 
 def _contrast(result: DEResult, contrast: dict[str, Any]) -> list[str]:
@@ -159,7 +168,7 @@ def _contrast(result: DEResult, contrast: dict[str, Any]) -> list[str]:
     directions = {"group_a": called[called["lfc_mean"] > 0], "group_b": called[called["lfc_mean"] < 0]}
     for side, rows in directions.items():
         first = rows.head(_SHOWN)
-        columns = zip(*(first[c] for c in ("gene", "lfc_mean", "lfc_low", "lfc_high")), strict=True)
-        genes = ", ".join(f"{g} {x:+.1f} [{low:+.1f}, {high:+.1f}]" for g, x, low, high in columns)
+        columns = zip(_marks(first), *(first[c] for c in ("gene", "lfc_mean", "lfc_low", "lfc_high")), strict=True)
+        genes = ", ".join(f"{g}{mark} {x:+.1f} [{low:+.1f}, {high:+.1f}]" for mark, g, x, low, high in columns)
         lines.append(f"  {len(rows)} higher in {contrast[side]}{': ' + genes if genes else ''}")
     return lines

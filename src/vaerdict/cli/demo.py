@@ -26,4 +26,4 @@ def demo(
     page = write_page(document, out)
     if as_json:
         return print_json(result.results)
-    print_text("\n\n".join([text(document, 2), *result.verdict["messages"][1:]]), page)
+    print_text("\n\n".join([text(document, 3), *result.verdict["messages"][1:]]), page)

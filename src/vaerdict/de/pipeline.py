@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import cache as cached
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.de import analysis, data, tables
 from vaerdict.de.analysis import Analysis, GeneChoice
+from vaerdict.de.cells import cells_to_show
 from vaerdict.de.contrasts import Contrast, Labels, pairs_to_compare
 from vaerdict.de.effects import (
     ESTIMANDS,
@@ -204,7 +206,9 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, folder: RunF
         "warnings": _warnings(cells),
     }
     obs, latent = _obs(adata, cells), None if model is None else model.latent
-    return DEResult(table, results, tables.not_tested(cells, choices), obs, cells.cells, latent, cells.digest)
+    shown = partial(cells_to_show, cells, called, choices, latent, None if model is None else model.khat)
+    left_out = tables.not_tested(cells, choices)
+    return DEResult(table, results, left_out, obs, cells.cells, latent, cells.digest, cached(shown))
 
 
 class _Compared(NamedTuple):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vaerdict import csv_files
-from vaerdict.core import DataError, SettingError
+from vaerdict.core import DataError, SettingError, VaerdictError
 from vaerdict.csv_files import write_table
+from vaerdict.de import cells as shown_cells
 from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import isolated, require
 from vaerdict.runs import prepare_save
@@ -47,6 +48,8 @@ class DEResult:
         Labels and rows of the cells compared; empty for a run without a model that was loaded from its folder.
     latent
         Posterior means of the latents, ``(cells, d)``; None where no model was used.
+    shown
+        Makes what the page shows of cells; they are read when the result is saved.
     """
 
     table: pandas.DataFrame
@@ -56,6 +59,7 @@ class DEResult:
     cells: np.ndarray = field(repr=False)
     latent: np.ndarray | None = field(repr=False)
     data_sha256: str = field(repr=False)
+    shown: Callable[[], shown_cells.ShownCells | None] = field(repr=False, default=lambda: None)
 
     @classmethod
     def load(cls, path: str | Path) -> DEResult:
@@ -69,7 +73,8 @@ class DEResult:
             sha = noted["data_sha256"]
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict de` again.") from error
-        return cls(table, results, read_table(out, NOT_TESTED), *cells, sha)
+        shown = shown_cells.ShownCells.load(out / shown_cells.FILE)
+        return cls(table, results, read_table(out, NOT_TESTED), *cells, sha, lambda: shown)
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -150,13 +155,14 @@ class DEResult:
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write de.csv (de.parquet where pandas can), not_tested.csv, results.json, manifest.json and latent.h5ad."""
+        """Write de.csv (de.parquet where pandas can), not_tested.csv, results.json, manifest.json and the cells."""
         settings, seconds = self.results["settings"], self.results["seconds"]
         out = prepare_save(path, "de", settings, self.data_sha256)
         write_table(out / "de.csv", self.table)
         write_table(out / NOT_TESTED, self.not_tested)
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
         missing = [*_parquet(self.table, out / "de.parquet"), *self._save_latent(out / _CELLS)]
+        missing += self._save_shown(out / shown_cells.FILE)
         write_json(out / "results.json", self.results | {"warnings": [*self.warnings, *missing]})  # the run is finished
         return out
 
@@ -180,6 +186,17 @@ class DEResult:
                 raise
             path.unlink(missing_ok=True)
             return [f"{_CELLS} was not written ({type(error).__name__}: {str(error).splitlines()[0]})."]
+        return []
+
+    def _save_shown(self, path: Path) -> list[str]:
+        """Write the cells that the page shows, or say why not: the data may be gone since they were compared."""
+        path.unlink(missing_ok=True)
+        try:
+            shown = self.shown()
+        except (OSError, VaerdictError) as error:
+            return [f"{path.name} was not written, so that the page shows no cells ({error})."]
+        if shown is not None:
+            shown.save(path)
         return []
 
     def _write_latent(self, file: Path) -> None:

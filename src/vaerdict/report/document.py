@@ -76,17 +76,18 @@ Block = str | Table | Picture | Live | Sequence[Statement]
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading; a `folded` one shows its heading alone until it is opened."""
 
     heading: str
     blocks: Sequence[Block]
+    folded: bool = False
 
 
 @dataclass(frozen=True)
 class Document:
     """A whole report. `summary` holds the main findings in sentences, `manifest` what produced the results.
 
-    `style` and `script` are appended to those of the page, for its interactive blocks.
+    `style` and `script` are appended to those of the page, for its interactive blocks, and `menu` to its side menu.
     """
 
     title: str
@@ -95,6 +96,7 @@ class Document:
     manifest: dict[str, Any] | None = field(default=None)
     style: str = ""
     script: str = ""
+    menu: Live = Live("")
 
     def pictures(self) -> list[Picture]:
         """All pictures, in order of appearance."""

@@ -19,3 +19,22 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+
+// The side menu is open where there is room beside the text. Its links open what is folded and leave the address alone,
+// which may hold the state of the page.
+const menu = document.querySelector("nav.menu details"), beside = window.matchMedia("(min-width: 64rem)");
+if (menu) {
+  const fold = () => { menu.open = beside.matches; };
+  beside.addEventListener("change", fold);
+  fold();
+  menu.addEventListener("click", event => {
+    const link = event.target.closest("a[href^='#']"), target = link && document.getElementById(link.hash.slice(1));
+    if (!target) return;
+    event.preventDefault();
+    for (const details of target.querySelectorAll(":scope > details")) details.open = true;
+    target.tabIndex = -1;
+    target.focus({ preventScroll: true });
+    target.scrollIntoView();
+    if (!beside.matches) menu.open = false;
+  });
+}

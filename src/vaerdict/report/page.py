@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -17,7 +17,10 @@ _SYMBOLS = {"good": "✓", "bad": "✗", "open": "?"}
 
 def page(document: Document, drawings: Mapping[str, str]) -> str:
     """The page as HTML. `drawings` holds the SVG of each picture by the picture's name."""
-    sections = "\n".join(_section(section, drawings) for section in document.sections)
+    ids = _ids([section.heading for section in document.sections])
+    sections = "\n".join(
+        _section(section, name, drawings) for section, name in zip(document.sections, ids, strict=True)
+    )
     summary = "\n".join(f"<p>{text(sentence)}</p>" for sentence in document.summary)
     script = "\n".join(filter(None, (_asset("page.js"), document.script)))
     return f"""<!DOCTYPE html>
@@ -30,7 +33,7 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 <style>{_asset("page.css")}{document.style}</style>
 </head>
 <body>
-<main>
+{_menu(document, ids)}<main>
 <h1>{text(document.title)}</h1>
 <section class="summary" aria-label="Summary">
 {summary}
@@ -59,9 +62,30 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _section(section: Section, drawings: Mapping[str, str]) -> str:
-    blocks = "\n".join(_block(block, drawings) for block in section.blocks)
-    return f"<section>\n<h2>{text(section.heading)}</h2>\n{blocks}\n</section>"
+def _ids(headings: Sequence[str]) -> list[str]:
+    """An id for each section, by its heading and, where two are alike, its number."""
+    slugs = [slug(heading).lower() for heading in headings]
+    return [f"section-{name}" + (f"-{i}" if slugs.count(name) > 1 else "") for i, name in enumerate(slugs)]
+
+
+def _menu(document: Document, ids: Sequence[str]) -> str:
+    """The side menu, on pages with several sections; the script folds it on narrow screens."""
+    if len(ids) < 2:
+        return ""
+    both = zip(document.sections, ids, strict=True)
+    links = "\n".join(f'<li><a href="#{name}">{text(section.heading)}</a></li>' for section, name in both)
+    return (
+        f'<nav class="menu" aria-label="Contents"><details open>\n<summary>Contents</summary>\n<ul>\n{links}\n</ul>\n'
+        f"{document.menu.html}</details></nav>\n"
+    )
+
+
+def _section(section: Section, name: str, drawings: Mapping[str, str]) -> str:
+    blocks, heading = "\n".join(_block(block, drawings) for block in section.blocks), text(section.heading)
+    if section.folded:
+        inner = f"<details>\n<summary><h2>{heading}</h2></summary>\n{blocks}\n</details>"
+        return f'<section id="{name}" class="folded">\n{inner}\n</section>'
+    return f'<section id="{name}">\n<h2>{heading}</h2>\n{blocks}\n</section>'
 
 
 def _block(block: Block, drawings: Mapping[str, str]) -> str:

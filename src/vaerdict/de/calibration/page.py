@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vaerdict.core import DataError
+from vaerdict.de.calibration.cards import leading_cards
 from vaerdict.de.calibration.strata import EXPRESSION, MEASURES, SIZE
 from vaerdict.de.calibration.summary import KIND_NAMES, changed_coverage
 from vaerdict.de.calibration.task import MIXED, NULL, REPORTED, SPIKE
 from vaerdict.de.effects import INTERVAL
+from vaerdict.de.page.live import cards
 from vaerdict.de.page.tables import settings_table
 from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.figures import GREY, OKABE_ITO, blank, label
@@ -64,7 +66,10 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
         f"The truth is on the {scale} scale: the fold change of rates, counts of a gene over those of all genes, if "
         f"all cells of the group were in both halves{centred if scale == 'centred' else ''}."
     )
+    first, *others = map(str, verdict["messages"])
     sections = [
+        Section("Rate and power", [cards(leading_cards(results))]),
+        Section("Every result in a sentence", others, folded=True),
         Section("Where nothing changed", _null(results, NULL)),
         Section("Where groups were mixed", _null(results, MIXED)),
         Section("Where changes were planted", _spikes(results)),
@@ -72,14 +77,14 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
         Section("By size of the change", _strata(results, SIZE)),
         Section("By expression", _strata(results, EXPRESSION)),
         Section("Coverage of the intervals", _intervals(results)),
-        Section("How the verdict is reached", [str(verdict["rule"]), _PLANTING, truth]),
+        Section("How the verdict is reached", [str(verdict["rule"]), _PLANTING, truth], folded=True),
         Section("Settings", [settings_table(results["settings"])]),
     ]
     groups = [str(group) for group in results["settings"]["groups"]]
     named = ", ".join(groups[:3]) + (f" and {len(groups) - 3} more" if len(groups) > 3 else "")
     return Document(
         f"Calibration: random halves of {named}",
-        [*map(str, verdict["messages"]), *(f"Warning: {each}" for each in results.get("warnings") or ())],
+        [first, *(f"Warning: {each}" for each in results.get("warnings") or ())],
         [section for section in sections if section.blocks],
         manifest,
     )

@@ -44,12 +44,16 @@ from vaerdict.noise import seeded
 
 @dataclass(frozen=True, eq=False)
 class ModelStage:
-    """What a model says: its fold changes and columns of every contrast, the record of results.json, the latents."""
+    """What a model says: its fold changes and columns of every contrast, the record of results.json, the latents.
+
+    Shapes: ``latent (compared, d)``, ``khat (compared,)``.
+    """
 
     effects: list[Effect]
     columns: list[dict[str, Tensor]]
     record: dict[str, Any]
     latent: np.ndarray
+    khat: np.ndarray
 
     def share_contradicted(self, number: int, likelihood: NodeLikelihood) -> float:
         """The share of the genes of a contrast whose counts contradict the model."""
@@ -87,7 +91,7 @@ def run_model(analysis: Analysis, cache: StageCache) -> ModelStage:
         "checks": predictive_checks(*replicas),
     }
     columns = [_columns(c, effect, averages) for c, effect in zip(contrasts, effects, strict=True)]
-    return ModelStage(effects, columns, record, averages[LATENT].numpy())
+    return ModelStage(effects, columns, record, averages[LATENT].numpy(), averages[KHAT].numpy())
 
 
 def _columns(contrast: Contrast, effect: Effect, averages: Mapping[str, Tensor]) -> dict[str, Tensor]:

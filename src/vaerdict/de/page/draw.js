@@ -23,14 +23,15 @@ function minus(text) { return text.replace("-", "\u2212"); }
 
 // A canvas frame sharp for the screen, with axes and the two maps from data to pixels.
 function newFrame(canvas, spec) {
-  const width = canvas.clientWidth || 480, height = Math.round(Math.min(380, Math.max(250, width * 0.72)));
+  const width = canvas.clientWidth || 480, height = spec.height || Math.round(Math.min(380, Math.max(250, width * 0.72)));
+  const margin = { ...MARGIN, ...spec.margin };
   const ratio = window.devicePixelRatio || 1, pen = canvas.getContext("2d");
   canvas.width = width * ratio;
   canvas.height = height * ratio;
   canvas.style.height = height + "px";
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   const look = getComputedStyle(canvas), colour = name => look.getPropertyValue(name).trim();
-  const box = { x0: MARGIN.left, x1: width - MARGIN.right, y0: height - MARGIN.bottom, y1: MARGIN.top };
+  const box = { x0: margin.left, x1: width - margin.right, y0: height - margin.bottom, y1: margin.top };
   const scale = (low, high, from, to) => v => from + (v - low) / (high - low) * (to - from);
   const frame = { pen, box, colour, spec, x: scale(...spec.xRange, box.x0, box.x1), y: scale(...spec.yRange, box.y0, box.y1) };
   drawAxes(frame);
@@ -42,6 +43,7 @@ function drawAxes({ pen, box, colour, spec, x, y }) {
   pen.lineWidth = 1;
   pen.strokeStyle = colour("--line");
   pen.fillStyle = colour("--soft");
+  if (spec.bare) return;
   const across = steps(...spec.xRange, (box.x1 - box.x0) / 70), up = steps(...spec.yRange, (box.y0 - box.y1) / 55);
   const name = (tick, digits, log) => minus(log ? powerOfTen(tick) : tick.toFixed(digits));
   pen.textAlign = "center";
@@ -58,6 +60,7 @@ function drawAxes({ pen, box, colour, spec, x, y }) {
   pen.fillStyle = colour("--ink");
   pen.textAlign = "center";
   pen.fillText(spec.xTitle, (box.x0 + box.x1) / 2, box.y0 + 35);
+  if (!spec.yTitle) return;
   pen.save();
   pen.translate(13, (box.y0 + box.y1) / 2);
   pen.rotate(-Math.PI / 2);
@@ -87,7 +90,8 @@ function dashed(frame, xa, ya, xb, yb) {
   pen.restore();
 }
 
-// Shape and colour both distinguish: dots are not called, triangles point in the direction of the change.
+// Shape and colour both distinguish: dots are not called, triangles point in the direction of the change, hollow ones
+// are called only thanks to the prior.
 function mark(pen, x, y, kind, size) {
   pen.beginPath();
   if (kind === NOT_CALLED) {
@@ -107,12 +111,13 @@ function scatter(frame, data) {
   const { pen } = frame, tint = colours(frame);
   let drawn = 0;
   for (const kind of [NOT_CALLED, DOWN, UP]) {
-    pen.fillStyle = tint[kind];
+    pen.fillStyle = pen.strokeStyle = tint[kind];
+    pen.lineWidth = 1.4;
     pen.globalAlpha = kind === NOT_CALLED ? 0.7 : 0.85;
     for (let i = 0; i < data.x.length; i += 1) {
       if (data.kind[i] !== kind || data.x[i] === null || data.y[i] === null) continue;
       mark(pen, frame.x(data.x[i]), frame.y(data.y[i]), kind, 4);
-      pen.fill();
+      if (kind !== NOT_CALLED && data.hollow[i]) pen.stroke(); else pen.fill();
       drawn += 1;
     }
   }

@@ -109,7 +109,7 @@ def _draw_check(check: Row) -> Figure:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 

@@ -28,6 +28,10 @@ MOST_NOT_TESTED = 2_000_000
 MOST_ROWS = 200_000
 """Rows that a page holds (some 30 MB); of larger results it shows the genes with the smallest q."""
 
+_OF_CONTRAST = (
+    "level", "delta", "n_discoveries", "joint_fdr", "expected_fdr", "against_rest", "n_cells_a", "n_cells_b",
+    "n_samples_a", "n_samples_b",
+)  # fmt: skip
 _REQUIRED = ("contrast", "gene", "lfc_mean", "lfc_low", "lfc_high", "prob_de", "q_value", "is_de")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": None}
 
@@ -98,22 +102,13 @@ def called(genes: Genes) -> set[str]:
     return {gene for gene, flag in zip(genes["gene"], genes["is_de"], strict=True) if flag}
 
 
-def leading(genes: Genes, n: int) -> list[dict[str, Any]]:
-    """The n called genes of smallest q, ties by the size of the fold change."""
-    rows = [dict(zip(genes, row, strict=True)) for row in zip(*genes.values(), strict=True)]
-    return sorted((row for row in rows if row["is_de"]), key=_rank)[:n]
-
-
-def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    q, lfc = row["q_value"], row["lfc_mean"]
-    return (math.inf if q is None else q, -abs(lfc or 0.0))
-
-
 def packed(
     contrasts: Sequence[Mapping[str, Any]],
     genes: Mapping[str, Genes],
     truth: Mapping[str, Any] | None,
     not_tested: Mapping[str, NotTested],
+    cells: Mapping[str, Any] | None,
+    interval: float,
 ) -> str:
     """Everything that the script of the page reads, as JSON that may stand inside a script element.
 
@@ -131,6 +126,8 @@ def packed(
         {
             "columns": [column._asdict() for column in shown_columns(names)],
             "untested": untested,
+            "interval": interval,
+            "cells": cells,
             "contrasts": [
                 _packed(c, genes[c["name"]], (truth or {}).get(c["name"]), most)
                 | {"n_untested": counts.get(c["name"], 0), "untested": left_out.get(c["name"], [])}
@@ -149,14 +146,18 @@ def _steps(reason: str, genes: Sequence[tuple[str, int]], place: Mapping[str, in
 
 def _packed(contrast: Mapping[str, Any], genes: Genes, truth: Mapping[str, float] | None, most: int) -> dict[str, Any]:
     curve, n_called, n_genes = contrast.get("fdr_curve") or {}, sum(map(bool, genes["is_de"])), len(genes["gene"])
+    n_down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
     genes = smallest_q(genes, most)
     a, b = map(clipped, group_names(contrast))
     return {
         **{key: clipped(str(contrast.get(key, ""))) for key in ("name", "group_a", "group_b")},
-        **{key: contrast.get(key) for key in ("level", "delta", "n_discoveries", "joint_fdr", "expected_fdr")},
+        **{key: contrast.get(key) for key in _OF_CONTRAST},
+        "within": None if contrast.get("within") is None else clipped(str(contrast["within"])),
         "a": a,
         "b": b,
         "n_called": n_called,
+        "n_up": n_called - n_down,
+        "n_down": n_down,
         "n_genes": n_genes,
         "curve": {key: _rounded(values) for key, values in curve.items()} or None,
         "truth": None if truth is None else _rounded(truth.get(gene) for gene in genes["gene"]),

@@ -1,11 +1,11 @@
-"""The tables of the page: contrasts, leading genes, groups, models and settings."""
+"""The tables of the page: contrasts, prior, groups, models and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vaerdict.de.page.genes import Genes, called, leading
+from vaerdict.de.page.genes import Genes, called
 from vaerdict.de.verdict import group_names
 from vaerdict.report.page import flat
 from vaerdict.report.records import Row
@@ -39,7 +39,7 @@ def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
     n = len(called(genes))
     down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
     return {
-        **{key: contrast[key] for key in ("name", "expected_fdr", "share_contradicted")},
+        **{key: contrast.get(key) for key in ("name", "expected_fdr", "share_contradicted")},
         "cells": _pair(contrast, "n_cells"),
         "samples": _pair(contrast, "n_samples"),
         "n_tested": len(genes["gene"]),
@@ -54,20 +54,29 @@ def _pair(contrast: Row, key: str) -> str | None:
     return None if a is None or b is None else f"{a:,}, {b:,}"
 
 
-def top_table(contrast: Row, genes: Genes, n: int) -> Table:
-    """The leading genes of a contrast."""
+def prior_tables(contrasts: Sequence[Row]) -> list[Table]:
+    """How good the predictions of a prior were, and how many genes it decided; nothing where none was asked for."""
+    rows = [{**c["prior"], "name": c["name"]} for c in contrasts if c.get("prior")]
+    if not rows:
+        return []
     columns = [
-        Column("gene", "gene"),
-        Column("lfc_mean", "LFC", 2, signed=True),
-        Column("lfc_low", "low", 2, signed=True),
-        Column("lfc_high", "high", 2, signed=True),
-        Column("prob_de", "P(DE)", 3),
-        Column("q_value", "q", None),
+        Column("name", "contrast"),
+        Column("kind", "prior from"),
+        Column("n_other", "other cells"),
+        Column("correlation", "correlation", 2, signed=True),
+        Column("slope", "slope", 2, signed=True),
+        Column("share_following", "genes that follow, %", 0, 100),
+        Column("n_counts", "called by the counts alone"),
+        Column("n_by_prior", "called only thanks to the prior"),
+        Column("reason", "why no prior was used"),
     ]
-    rows, (a, b) = leading(genes, n), group_names(contrast)
-    caption = f"Leading genes of {contrast['name']}" if rows else f"No gene is called in {contrast['name']}"
-    note = f"LFC: log2 fold change, {a} over {b}, with its credible interval." if rows else ""
-    return Table(f"top-{contrast['name']}", caption, columns, rows, note)
+    columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+    note = (
+        "Correlation and slope are of the fold changes of the counts with those predicted without them, in cells that "
+        "the prediction has not seen. A prediction that is worth nothing has a slope of 0 and changes no gene. Hollow "
+        "marks in the plots are genes that are called, but not by their counts alone (by_prior)."
+    )
+    return [Table("prior", "How good the predicted fold changes were", columns, rows, note)]
 
 
 def diagnostics_table(rows: Sequence[Row]) -> Table:
