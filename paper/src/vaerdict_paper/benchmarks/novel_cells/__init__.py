@@ -20,8 +20,8 @@ import torch
 from scipy import sparse
 
 import vaerdict as vd
-from vaerdict.annotation.features import principal_components
 from vaerdict.core import DataError, Progress, silent
+from vaerdict.de.components import principal_components
 from vaerdict.optional import isolated, require
 from vaerdict.selective import Learned, auroc, find_novel
 from vaerdict.tasks import Skipped, Task, run_tasks
