@@ -14,7 +14,7 @@ from vaerdict.annotation.columns import CELLS
 from vaerdict.core import DataError, SettingError
 from vaerdict.diagnostics import Verdict
 from vaerdict.io import check_folder, manifest, replacing, write_json
-from vaerdict.optional import isolated, require
+from vaerdict.optional import exact_floats, isolated, require
 
 if TYPE_CHECKING:
     import pandas
@@ -149,7 +149,7 @@ def read_cells(path: str | Path) -> pandas.DataFrame:
     file = Path(path) / TABLE
     if not file.is_file():
         raise SettingError(f"{path} holds no {TABLE}; name a folder that `vaerdict annotate` wrote.")
-    options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a type may be called NA
+    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""], **exact_floats()}  # a type may be called NA
     texts = dict.fromkeys(("cell", "call", "label", "unit", "verdict"), str)
     cells = require("pandas", "bio").read_csv(file, dtype=texts, **options)
     return cells.fillna(dict.fromkeys(texts, ""))

@@ -12,7 +12,7 @@ import numpy as np
 
 from vaerdict.core import DataError, SettingError
 from vaerdict.io import manifest, replacing, write_json
-from vaerdict.optional import isolated, require
+from vaerdict.optional import exact_floats, isolated, require
 
 if TYPE_CHECKING:
     import pandas
@@ -215,6 +215,6 @@ def read_table(path: str | Path, name: str = "de.csv") -> pandas.DataFrame:
     file = Path(path) / name
     if not file.is_file():
         raise SettingError(f"{path} holds no {name}; name a folder that `vaerdict de` wrote.")
-    options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a gene may be called NA
+    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""], **exact_floats()}  # a gene may be called NA
     texts = dict.fromkeys(("contrast", "group_a", "group_b", "gene", "gene_id"), str)  # which may look like numbers
     return require("pandas", "bio").read_csv(file, dtype=texts, **options)

@@ -186,7 +186,7 @@ def _measured(compared: Compared, size: np.ndarray, truth: np.ndarray, task: Tas
     table, delta, asked = compared.table, task["options"]["delta"], task["options"]["level"]
     levels, truths = sorted({*LEVELS, asked}), {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
     columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high", "q_value", "lfsr")
-    prob, lfc, low, high, q, lfsr = (table[name].to_numpy(dtype=np.float64) for name in columns)
+    prob, lfc, low, high, q, lfsr = (table[name].to_numpy(dtype=np.float64, copy=True) for name in columns)
     is_de, strata = table["is_de"].to_numpy(dtype=bool), stratify(compared.expression, size, truth, delta)
 
     def called(level: float) -> np.ndarray:
