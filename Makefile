@@ -77,12 +77,14 @@ readme: install
 tutorials: install
 	$(BIN)/python tests/notebooks.py
 
-# wheel and source archive of both packages, built in isolation and checked
-dist: install
+# wheel and source archive of both packages, each built in isolation and checked
+dist:
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist .
-	$(BIN)/python -m build --outdir dist paper
-	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet build twine
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m build --outdir dist paper
+	.venv-dist/bin/twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv* build dist src/*.egg-info .pytest_cache .ruff_cache
