@@ -7,7 +7,13 @@ DATA := $(abspath ../shared/data)
 ifneq ($(wildcard $(DATA)),)
 export VAERDICT_DATA ?= $(DATA)
 endif
-.PHONY: install demo test test-slow test-gpu test-browser lint format bench docs figures readme tutorials clean
+# a second environment, with the newest releases of everything, where a newer Python is at hand
+NEWEST_PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 \
+	$(foreach v,3.14 3.13 3.12,$(HOME)/.pyenv/versions/$v.*/bin/python); do \
+	$$python -c '' 2>/dev/null && command -v $$python && break; done)
+NEWEST_CONSTRAINTS := constraints-newest.txt
+NEWEST := .venv-newest
+.PHONY: install demo test test-newest test-slow test-gpu test-browser lint format bench docs figures readme tutorials dist clean
 
 install: $(STAMP)
 
@@ -24,6 +30,21 @@ demo: install
 # two processes of one thread each; the tests of a file share what they set up
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' --numprocesses 2 --dist loadfile
+
+test-newest:
+ifeq ($(NEWEST_PYTHON),)
+	@echo 'test-newest: skipped, no Python 3.12 or newer found (NEWEST_PYTHON=/path/to/python names one)'
+else
+	$(MAKE) $(NEWEST)/.installed
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -m 'not slow and not gpu' --numprocesses 2 --dist loadfile
+
+$(NEWEST)/.installed: pyproject.toml paper/pyproject.toml $(NEWEST_CONSTRAINTS)
+	$(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(NEWEST)/bin/python -m pip install --quiet --constraint $(NEWEST_CONSTRAINTS) torch numpy scipy
+	$(NEWEST)/bin/python -m pip install --quiet --constraint $(NEWEST_CONSTRAINTS) --editable '.[dev]' --editable './paper[rivals]'
+	touch $@
+endif
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
@@ -67,5 +88,14 @@ readme: install
 tutorials: install
 	$(BIN)/python tests/notebooks.py
 
+# wheel and source archive of both packages, each built in isolation and checked
+dist:
+	rm -rf dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet build twine
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m build --outdir dist paper
+	.venv-dist/bin/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv* build dist src/*.egg-info .pytest_cache .ruff_cache

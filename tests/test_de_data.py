@@ -408,7 +408,7 @@ def test_samples_and_batches_that_cannot_be_told_apart_are_refused():
 
 def test_small_samples_and_cells_of_none_are_counted():
     adata, said = small(), []
-    sample = adata.obs["sample"].astype(object).to_numpy()
+    sample = adata.obs["sample"].astype(object).to_numpy(copy=True)
     sample[[0, 2]], sample[[4, 6, 8]] = "tiny", None
     adata.obs["sample"] = sample
     (found,) = plan.contrasts(labels(adata, sample="sample"), [("A", "B")], said)

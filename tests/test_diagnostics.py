@@ -59,15 +59,23 @@ FAMILIES = {
 }
 
 
+OTHERWISE_IN_ARVIZ_1 = {"overflowing", "half tied", "nearly all zero"}
+"""Families whose tails arviz 1 cuts at other weights: those tied with the cutoff, or below the smallest number."""
+
+
 def arviz_psis(log_w: Tensor) -> tuple[Tensor, Tensor]:
-    arviz = pytest.importorskip("arviz")
-    smoothed, khat = arviz.psislw(log_w.double().t().numpy().copy())
-    return torch.as_tensor(smoothed).t(), torch.as_tensor(khat)
+    _, psis = benchmark.arviz_psis()
+    smoothed, khat = psis(log_w.double().t().numpy().copy())
+    return log_normalise(torch.as_tensor(smoothed).t()), torch.as_tensor(khat)
 
 
-@pytest.mark.parametrize("k", [5, 20, 21, 40, 100, 101, 1000, 5000])
+@pytest.mark.parametrize("k", [5, 20, 21, 40, 100, 101, 900, 1000, 5000])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_agrees_with_arviz(family: str, k: int) -> None:
+    arviz = pytest.importorskip("arviz")
+    whole = min(k / 5, 3 * k**0.5).is_integer() and k >= 25
+    if not arviz.__version__.startswith("0.") and (family in OTHERWISE_IN_ARVIZ_1 or not whole):
+        pytest.skip("arviz 1 cuts this tail at another weight")
     log_w = FAMILIES[family](k, 12)
     smoothed, khat = diagnostics.psis(log_w)
     expected, expected_khat = arviz_psis(log_w)

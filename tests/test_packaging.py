@@ -25,6 +25,7 @@ PROJECTS: dict[str, dict[str, Any]] = {
 }
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "skmisc": "scikit-misc", "scvi": "scvi-tools", "pyro": "pyro-ppl"}
+DISTRIBUTIONS |= {"arviz_stats": "arviz"}  # a part of arviz 1
 """Distributions whose name is not that of the module."""
 
 WHOLE_PACKAGES = {"cli": "cli", "classify": "sklearn"}

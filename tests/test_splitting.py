@@ -265,7 +265,7 @@ def test_values_that_are_no_counts_are_refused():
     log_normalised(adata)
     with pytest.raises(DataError, match=r"log-normalised values .* start from the raw counts"):
         split_counts(adata)
-    assert not len(adata.layers)
+    assert TESTING not in adata.layers
     assert RECORD not in adata.uns
     with pytest.raises(DataError, match="1 cells and 30 genes"):
         split_counts(small()[:1].copy())

@@ -8,5 +8,5 @@ Names are imported when they are first used, so that ``vaerdict --help`` does no
 
 from vaerdict._lazy import attach
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__, __dir__, __all__ = attach(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]

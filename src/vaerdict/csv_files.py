@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vaerdict.io import replacing
-from vaerdict.optional import require
+from vaerdict.optional import exact_floats, require
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +47,6 @@ def write_table(path: Path, table: pandas.DataFrame) -> None:
 
 def read_table(path: Path, texts: Sequence[str]) -> pandas.DataFrame:
     """Read a table that `write_table` wrote; the columns `texts` are text whatever is in them (NA, nan, 007)."""
-    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}
+    options: dict[str, Any] = {"keep_default_na": False, "na_values": [""], **exact_floats()}
     table = require("pandas", "bio").read_csv(path, dtype=dict.fromkeys(texts, str), **options)
     return table.assign(**{name: table[name].fillna("").map(unguarded) for name in texts if name in table})

@@ -50,3 +50,9 @@ def require(name: str, extra: str, *, distribution: str = "vaerdict") -> Any:
     except ImportError as error:
         package = name.split(".")[0]
         raise SettingError(f"this needs {package}; install it with `pip install '{distribution}[{extra}]'`.") from error
+
+
+def exact_floats() -> dict[str, str]:
+    """The option with which pandas' ``read_csv`` reads numbers as they were written; from 3.1 on it always does."""
+    release = require("pandas", "bio").__version__.split(".")
+    return {"float_precision": "round_trip"} if tuple(map(int, release[:2])) < (3, 1) else {}

@@ -292,12 +292,16 @@ def _collected(blocks: Iterable[Any], most: int | None) -> tuple[Any, np.ndarray
 def _source(adata: Any, layer: str | None) -> Any:
     if layer is None:
         if adata.X is None:
-            raise DataError(f"the data have no X; name a layer of counts, there are {listed(list(adata.layers))}.")
+            raise DataError(f"the data have no X; name a layer of counts, there are {listed(_layers(adata))}.")
         return _by_rows(adata.X)
     if layer not in adata.layers:
-        names = [str(name) for name in adata.layers]
+        names = _layers(adata)
         raise SettingError(f"layer={layer!r} is not there{_closest(layer, names)}; there are {listed(names)}.")
     return _by_rows(adata.layers[layer])
+
+
+def _layers(adata: Any) -> list[str]:
+    return [str(name) for name in adata.layers if name is not None]  # anndata 0.13 lists X as None
 
 
 def _by_rows(matrix: Any) -> Any:
@@ -368,7 +372,7 @@ def _total(block: Any) -> float:
 
 
 def _remedy(name: str, adata: Any) -> str:
-    layers = [str(layer) for layer in adata.layers if name != f"layer {layer!r}"]
+    layers = [layer for layer in _layers(adata) if name != f"layer {layer!r}"]
     hints = [f"name a layer of raw counts (there are {listed(layers)})"] if layers else []
     hints += ["use adata.raw.to_adata()"] if getattr(adata, "raw", None) is not None else []
     return f"{' or '.join(hints)}." if hints else "start from the raw counts."

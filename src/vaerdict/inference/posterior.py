@@ -220,8 +220,9 @@ class Posterior:
         return gathered(self.z, systematic(log_w, offset.to(log_w.device), check_count(n, name="n")))
 
     def to_arviz(self, n: int | None = None, *, generator: torch.Generator | None = None) -> Any:
-        """An arviz ``InferenceData``: n resampled latents in `posterior`, weights in `importance_diagnostics`.
+        """For arviz: n resampled latents in the group `posterior`, weights in `importance_diagnostics`.
 
+        An xarray ``DataTree`` with arviz 1 and later, an ``InferenceData`` with earlier versions.
         The latents of `posterior` are equally weighted. ``log_weight`` belongs to the particles they were drawn from.
         """
         try:
@@ -233,14 +234,15 @@ class Posterior:
         z = self.resample(n or self.log_w.shape[0], generator=generator or seeded(0))
         latents = {"z": z} if isinstance(z, Tensor) else dict(zip(z._fields, z, strict=True))
         axes = [f"batch_{i}" for i in range(self.log_w.dim() - 1)]
-        data = arviz.from_dict(
-            posterior={name: _array(latent)[None] for name, latent in latents.items()},
-            dims={name: [*axes, f"{name}_dim"] for name in latents},
-        )
+        draws = {name: _array(latent)[None] for name, latent in latents.items()}
         columns = {"log_weight": (["particle", *axes], _array(self.log_w))}
         columns |= {"khat": (axes, _array(self.khat)), "ess": (axes, _array(self.ess))}
-        data.add_groups(importance_diagnostics=xarray.Dataset(columns))
-        return data
+        groups = {
+            "posterior": arviz.dict_to_dataset(draws, dims={name: [*axes, f"{name}_dim"] for name in latents}),
+            "importance_diagnostics": xarray.Dataset(columns),
+        }
+        inference_data = vars(arviz).get("InferenceData")  # arviz 1 has none, and warns of the name
+        return inference_data(**groups) if inference_data else xarray.DataTree.from_dict(groups)
 
 
 def _array(tensor: Tensor) -> Any:

@@ -120,7 +120,7 @@ def _obs(adata: Any, labels: Labels, rows: np.ndarray) -> Any:
 
 
 def _cells(matrix: Any, obs: Any, var: Any, warnings: list[str], layer: str | None = None, model: str = "") -> Cells:
-    sha = hashlib.sha256("\0".join([*obs.astype(str).to_numpy().ravel(), model]).encode())
+    sha = hashlib.sha256("\0".join([*map(str, obs.astype(object).to_numpy().ravel()), model]).encode())
     for array in (matrix.data, matrix.indices, matrix.indptr):
         sha.update(np.ascontiguousarray(array).tobytes())
     adata = require("anndata", "bio").AnnData(matrix, obs=obs, var=var)

@@ -221,7 +221,7 @@ def _measured(compared: Compared, size: np.ndarray, truth: np.ndarray, task: Tas
     delta, asked = task["options"]["delta"], task["options"]["level"]
     truths = {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
     columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high")
-    prob, lfc, low, high = (compared.table[name].to_numpy(dtype=np.float64) for name in columns)
+    prob, lfc, low, high = (compared.table[name].to_numpy(dtype=np.float64, copy=True) for name in columns)
     intervals = Intervals((low <= truth) & (truth <= high), truth - lfc)
     mae = measure(torch.from_numpy(prob), torch.from_numpy(lfc), torch.from_numpy(truth), delta)["fdr_mae"]
     strata, parts = stratify(compared.expression, size, truth, delta), []
@@ -260,7 +260,7 @@ def _calls(compared: Compared, truths: Mapping[str, np.ndarray], task: Task, rep
     """
     levels = sorted({*LEVELS, task["options"]["level"]})
     lists = _lists(compared, joint=task["options"]["joint_fdr"])
-    prob, rows = compared.table["prob_de"].to_numpy(dtype=np.float64), []
+    prob, rows = compared.table["prob_de"].to_numpy(dtype=np.float64, copy=True), []
     for names, called_at in _methods(compared, task, replicates):
         own = prob if names["method"] == REPORTED else None
         rows += [{**names, **row} for row in calls(called_at, truths[names["question"]], levels, lists, own)]

@@ -24,7 +24,7 @@ from vaerdict.optional import isolated, require
 _FILE = "model.pt"
 _HISTORY = re.compile(r"history_$")  # tables of the training, which nothing here needs
 _PYRO = "pyro_param_store"  # scvi-tools saves what other programs of the process left there, with every model
-_BLANKS = ("pandas.", "torch.distributions.constraints.")
+_BLANKS = ("pandas.", "pyarrow.lib.", "torch.distributions.constraints.")  # texts of pandas 3 are Arrow arrays
 _NUMPY = ("numpy._core", "numpy.core")  # in NumPy 2 and 1
 
 
