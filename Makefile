@@ -43,15 +43,17 @@ format: install
 bench: install
 	$(BIN)/vaerdict bench all --out paper/results/bench
 
+# the site, offline and without warnings: build/site/index.html
 docs: install
-	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/site
 
 figures: install
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/verdicts.py
-	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/generate.py
 
 readme: install
-	$(BIN)/python -m vaerdict_paper.pages README.md docs/results.md docs/benchmarks.md
+	$(BIN)/python -m vaerdict_paper.pages README.md docs/results/*.md docs/benchmarks.md
 
 tutorials: install
 	$(BIN)/python tests/notebooks.py

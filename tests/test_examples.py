@@ -23,8 +23,7 @@ from vaerdict.datasets import linear_gaussian
 from vaerdict.optional import isolated
 
 ROOT = Path(__file__).parent.parent
-GENERATED = "api.md"  # its Python shows signatures
-PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != GENERATED)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 LONG = {
     "digits.py",  # a minute: the same code runs at toy size as the snippet of the README

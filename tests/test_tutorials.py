@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 
 import nbformat
 
-from notebooks import EXAMPLES, NOTEBOOKS, executed
+from notebooks import NOTEBOOKS, TUTORIALS, executed
 
 PBMC = Path(os.environ.get("VAERDICT_DATA", "nowhere")) / "scrna" / "pbmc3k.h5ad"
 MOST_BYTES = 400_000
@@ -94,7 +94,7 @@ OWN_FACTS = """{
 
 
 def test_a_model_of_your_own(tmp_path):
-    path = EXAMPLES / "own_model.ipynb"
+    path = TUTORIALS / "own_model.ipynb"
     notebook, facts = executed(path, tmp_path, OWN_FACTS)
     assert complaints(notebook) == []
     assert output_types(notebook) == output_types(nbformat.read(path, as_version=4))
@@ -135,7 +135,7 @@ PBMC_FACTS = """{
 @pytest.mark.skipif(not PBMC.is_file(), reason=f"needs {PBMC.name} in the scrna folder of VAERDICT_DATA")
 def test_pbmc3k(tmp_path):
     pytest.importorskip("scvi")
-    path = EXAMPLES / "pbmc3k.ipynb"
+    path = TUTORIALS / "pbmc3k.ipynb"
     notebook, facts = executed(path, tmp_path, PBMC_FACTS)
     assert complaints(notebook) == []
     assert output_types(notebook) == output_types(nbformat.read(path, as_version=4))

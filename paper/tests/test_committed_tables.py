@@ -13,7 +13,7 @@ from vaerdict_paper.pages.render import update_tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "<!-- results:" in path.read_text()
+    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "<!-- results:" in path.read_text()
 ]
 BIVARIATE = {
     "experiment": "bivariate",

@@ -59,7 +59,7 @@ def differential_expression(
 
     All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
     between cells or samples moderated across genes, and adaptive shrinkage of fold changes. A gene is differentially
-    expressed where its |log2 fold change| is at least `delta`. No model is trained unless one is asked for
+    expressed where its absolute log2 fold change is at least `delta`. No model is trained unless one is asked for
     (`check_model`, `borrow`, ``scale="pair"``, or `model`).
 
     Parameters
