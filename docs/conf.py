@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ autosummary_generate = True
 autodoc_member_order = "bysource"
 # added by scikit-learn
 autodoc_default_options = {"exclude-members": "set_fit_request, set_predict_request, set_score_request"}
+autodoc_type_aliases = {name: name for name in ("Observations", "UserQuery", "Randomness")}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
@@ -65,6 +67,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "show_navbar_depth": 1,
     "show_toc_level": 2,
+    "navbar_persistent": [],  # the search is in the sidebar
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
@@ -76,6 +79,14 @@ def keep_first_line(app: Sphinx, what: str, name: str, thing: Any, options: Any,
         lines[:0] = ["..", ""]
 
 
+def named(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Write functions that are defaults, and aliases of types, by their names."""
+    return signature and re.sub(r"<function ([\w.]+)>|TypeAliasForwardRef\('(\w+)'\)", r"\1\2", signature), returns
+
+
 def setup(app: Sphinx) -> None:
-    """Connect what changes docstrings, before napoleon."""
+    """Connect what changes signatures, and docstrings before napoleon does."""
+    app.connect("autodoc-process-signature", named)
     app.connect("autodoc-process-docstring", keep_first_line, priority=100)
