@@ -67,7 +67,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, borrow, clustered, novelty, "
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, prior, clustered, novelty, "
             "novel-cells, scaling, gpu, million or all."
         ),
     ],
@@ -77,7 +77,8 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(help="With --against: runs of each version.")] = 3,
     resume: Annotated[
-        bool, typer.Option("--resume", help="With de-methods, novelty, novel-cells: continue a stopped run in --out.")
+        bool,
+        typer.Option("--resume", help="With de-methods, prior, novelty, novel-cells: continue a stopped run in --out."),
     ] = False,
     out: Out = Path("runs/bench"),
     as_json: Json = False,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vaerdict.annotation import data, groups
-from vaerdict.de.components import principal_components
 from vaerdict.annotation.labels import LabelProbabilities, label_probabilities
 from vaerdict.annotation.novelty import Novelty, at_most, audit_types, find_novel_cells
 from vaerdict.annotation.options import AnnotateOptions
 from vaerdict.annotation.result import Annotation
 from vaerdict.annotation.verdict import verdict
 from vaerdict.core import DataError, Progress, silent
+from vaerdict.de.components import principal_components
 from vaerdict.de.data import column
 from vaerdict.diagnostics import Verdict
 from vaerdict.io import check_folder

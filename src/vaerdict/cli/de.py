@@ -75,8 +75,8 @@ def de(
 ) -> None:
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate and a verdict.
 
-    Genes are called from the raw counts, in seconds. A model is trained only where one is asked for: --check-model,
-    --borrow, --scale pair, or --model.
+    Genes are called from the raw counts, in seconds, with a prior learned from cells that are not compared where there
+    are any (--prior). A model is trained only where one is asked for: --prior model, --check-model or --scale pair.
     """
     from vaerdict.de import differential_expression
     from vaerdict.de.page.document import from_run

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from vaerdict.core import DataError, Progress, SettingError, VaerdictError, silent
 from vaerdict.de import data
-from vaerdict.de.contrasts import FEWEST_IN_BATCH, Contrast, Labels, Side, compared_cells, contrasts, rows_to_read
+from vaerdict.de.contrasts import (
+    FEWEST_IN_BATCH,
+    Contrast,
+    Labels,
+    Side,
+    compared_cells,
+    contrasts,
+    others_at_random,
+    rows_to_read,
+)
 from vaerdict.de.counts_likelihood import (
     LfcLikelihood,
     SampleDesign,
@@ -35,6 +44,9 @@ OTHER_CELLS = 2000
 
 MOST_TRAINING = 10_000
 """Number of cells that models are trained on at most; of more, these many at random."""
+
+MOST_OTHER = 10_000
+"""Cells that are not compared from which a prior is learned at most; of more, these many at random."""
 
 Stratum = tuple[str, str | None, str | None]
 """A side of a contrast, or its cells of a batch, of a sample, or of both."""
@@ -143,6 +155,11 @@ class Analysis:
         """The sums over all cells of a side."""
         return self.scan.sums[side.name, None, None]
 
+    def others(self, contrast: Contrast) -> np.ndarray:
+        """Rows of the file that are not compared in a contrast, at most `MOST_OTHER`. Shapes: ``-> (n,)``."""
+        compared = self.cells[torch.cat([contrast.a.cells, contrast.b.cells]).numpy()]
+        return others_at_random(compared, len(self.labels.group), MOST_OTHER, self.options.seed)
+
     def genes(self, contrast: Contrast) -> GeneChoice:
         """The genes of a contrast: which are expressed is asked of both sides together, whatever their labels."""
         a, b = self.side(contrast.a), self.side(contrast.b)
@@ -164,9 +181,7 @@ class Analysis:
         a, b, columns = contrast.a, contrast.b, torch.from_numpy(genes)
         if contrast.paired:
             names = sorted(a.samples)
-            return paired_likelihood(
-                [(self.sums(a, None, s, columns), self.sums(b, None, s, columns)) for s in names]
-            )
+            return paired_likelihood([(self.sums(a, None, s, columns), self.sums(b, None, s, columns)) for s in names])
         if a.samples:
             units, design = self._sample_design(contrast)
             return samples_likelihood([self.scan.sums[unit].take(columns) for unit in units], design)
@@ -178,6 +193,7 @@ class Analysis:
         return self._adjusted_likelihood(contrast, genes, pairs)
 
     def sums(self, side: Side, batch: str | None, sample: str | None, genes: Tensor) -> GroupSums:
+        """The sums over the cells of a side, of its batch and sample, of some genes."""
         return self.scan.sums[side.name, batch, sample].take(genes)
 
     def batches(self, a: Side, b: Side) -> list[str | None]:
@@ -299,25 +315,33 @@ def _strata(contrasts: Sequence[Contrast], batch: np.ndarray | None) -> dict[Str
 class Source:
     """Where counts are read from: a file or data set, or the observations of a given model; `names` of all genes.
 
-    `ids` are the var_names of genes that the table calls otherwise. Shapes: ``matrix (cells, genes)``, sparse, of the
-    rows `cells` of the file.
+    `ids` are the var_names of genes that the table calls otherwise.
     """
 
     adata: Any
     layer: str | None
     names: list[str]
     ids: list[str] | None
-    matrix: Any = None
-    cells: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=int))
+    model: Scvi | None = None
 
     def blocks(self, rows: np.ndarray) -> Iterator[Any]:
         """Counts of all genes at rows of the file in rising order, some cells at a time."""
-        if self.matrix is None:
+        if self.model is None:
             yield from data.count_blocks(self.adata, self.layer, rows)
             return
-        place = np.searchsorted(self.cells, rows)
+        for block in self.observations(rows):
+            yield block[:, : self.model.columns["X"]].astype(np.float64)
+
+    def observations(self, rows: np.ndarray) -> Iterator[Any]:
+        """Rows as the given model takes them: all its genes, followed by its covariates."""
+        assert self.model is not None
         for start in range(0, len(rows), data.BLOCK):
-            yield self.matrix[place[start : start + data.BLOCK]].astype(np.float64)
+            observed = self.model.observations(self.adata, rows[start : start + data.BLOCK])
+            yield sparse.csr_matrix(observed.cpu().numpy())
+
+    def counts_of(self, rows: np.ndarray, genes: np.ndarray) -> Any:
+        """Counts of some genes at rows of the file in rising order. Shapes: ``-> (cells, genes)``, sparse."""
+        return sparse.vstack([block[:, genes] for block in self.blocks(rows)], format="csr")
 
 
 def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **how: Any) -> Analysis:
@@ -328,10 +352,8 @@ def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **ho
     device = torch.device(how.get("device", "cpu"))
     names = data.gene_names(adata, options.gene_symbols, warnings)
     ids = None if options.gene_symbols is None else [str(name) for name in adata.var_names]
-    source, with_covariates = Source(adata, options.layer, names, ids), None
+    source = Source(adata, options.layer, names, ids, scvi)
     cells = compared_cells(wanted)
-    if scvi is not None:
-        source, with_covariates = _source_of_model(scvi, source, cells)
     made = contrasts(labels.take(cells), options.pairs, [])
     batch = None if labels.batch is None else labels.batch[cells]
     missing = 0 if batch is None else sum(name is None for name in batch)
@@ -349,7 +371,7 @@ def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **ho
         made, scanned = kept, scanned._replace(totals=scanned.totals[counted])
     has_model = scvi is not None or options.trains_model
     base = Analysis(options, labels, scvi, source, scanned, cells, made, covariates, "", None, warnings, None, **how)
-    return _with_genes(_estimable(base), with_covariates, has_model, device)
+    return _with_genes(_estimable(base), has_model, device)
 
 
 def _estimable(base: Analysis) -> Analysis:
@@ -369,7 +391,7 @@ def _estimable(base: Analysis) -> Analysis:
     return replace(base, contrasts=made)
 
 
-def _with_genes(base: Analysis, given: Any, has_model: bool, device: torch.device) -> Analysis:
+def _with_genes(base: Analysis, has_model: bool, device: torch.device) -> Analysis:
     """The analysis with the genes to test chosen, and with what a model reads where there is one."""
     options, source, scvi = base.options, base.source, base.scvi
     choices = [base.genes(contrast) for contrast in base.contrasts]
@@ -383,14 +405,14 @@ def _with_genes(base: Analysis, given: Any, has_model: bool, device: torch.devic
     if scvi is not None:
         every = np.arange(len(source.names))
         scvi.to(device)
+        given: Any = sparse.vstack(list(source.observations(base.cells)), format="csr")
         counts = data.from_matrix(given[:, : len(every)], source.names, base.cells)
-        place = np.searchsorted(source.cells, base.cells)
-        modelled = ModelCells(counts, sparse_rows(given[place], device), 0, every, np.arange(len(base.cells)))
+        modelled = ModelCells(counts, sparse_rows(given, device), 0, every, np.arange(len(base.cells)))
         return replace(base, selection=f"all {len(every)} of the model", modelled=modelled)
     n_top = options.n_top_genes or (MODEL_GENES if has_model else None)
     if n_top is None:
         return replace(base, selection=selection)
-    rows, scanned = _rows_for_choice(base, has_model)
+    rows, scanned = _rows_for_choice(base)
     chosen, how = data.variable_genes(scanned, expressed, lambda: source.blocks(rows), n_top)
     chosen = np.union1d(chosen, np.intersect1d(required, expressed))
     selection = selection.replace(f"{len(expressed)} of", f"{len(chosen)} of", 1) + how
@@ -399,12 +421,9 @@ def _with_genes(base: Analysis, given: Any, has_model: bool, device: torch.devic
     return replace(base, selection=selection, modelled=_model_cells(base, rows, chosen, device))
 
 
-def _rows_for_choice(base: Analysis, has_model: bool) -> tuple[np.ndarray, data.Scan[Any]]:
+def _rows_for_choice(base: Analysis) -> tuple[np.ndarray, data.Scan[Any]]:
     """The rows of the cells compared and of others, which show what varies and which a model learns from."""
-    options, labels = base.options, base.labels
-    unlabelled = np.array([label is None for label in labels.group]) if options.borrow else None
-    most = MOST_TRAINING if options.borrow and has_model else OTHER_CELLS
-    rows = rows_to_read(base.cells, len(labels.group), most, options.seed, unlabelled)
+    rows = rows_to_read(base.cells, len(base.labels.group), OTHER_CELLS, base.options.seed)
     if len(rows) == len(base.cells):
         return rows, base.scan
     nothing = CellGroups[str]({}, len(rows))
@@ -428,12 +447,3 @@ def _model_cells(base: Analysis, rows: np.ndarray, genes: np.ndarray, device: to
         return ModelCells(counts, counts.rows(device), 0, genes, place)
     one_hot, names = data.one_hot(base.labels.batch[counts.cells], role="batch_key")
     return ModelCells(counts, counts.rows(device, one_hot), len(names), genes, place)
-
-
-def _source_of_model(model: Scvi, source: Source, rows: np.ndarray) -> tuple[Source, Any]:
-    """The cells compared as a given model takes them: all its genes, followed by its covariates."""
-    n_genes, blocks = model.columns["X"], np.array_split(rows, -(-len(rows) // data.BLOCK))
-    matrix: Any = sparse.vstack(
-        [sparse.csr_matrix(model.observations(source.adata, block).cpu().numpy()) for block in blocks], format="csr"
-    )
-    return replace(source, matrix=matrix[:, :n_genes], cells=rows), matrix

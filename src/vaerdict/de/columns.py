@@ -14,7 +14,7 @@ class TableColumn(NamedTuple):
 
     `title` is its heading on the page, empty where the page does not show it; `{a}` and `{b}` stand for the names of
     the groups. `kind` says how it prints: text, flag, lfc, prob or small. `extra` columns are shown on demand.
-    `stage` names what computes it: always there, or only with a model or other names of genes.
+    `stage` names what computes it: always there, or only with a prior, a model or other names of genes.
     """
 
     name: str
@@ -25,7 +25,7 @@ class TableColumn(NamedTuple):
     stage: str = ""
 
 
-MODEL, SYMBOLS = "model", "symbols"
+MODEL, PRIOR, SYMBOLS = "model", "prior", "symbols"
 """Stages whose columns are in the table only where they were asked for."""
 
 DE = (
@@ -66,6 +66,18 @@ DE = (
     TableColumn("mean_b", "share of the counts of group_b that are of the gene", "mean in {b}", "small"),
     TableColumn("seen_a", "share of the cells of group_a in which the gene is seen", "seen in {a}", "prob"),
     TableColumn("seen_b", "share of the cells of group_b in which the gene is seen", "seen in {b}", "prob"),
+    TableColumn("lfc_counts", "posterior mean of the LFC by the counts alone", "LFC by counts", "lfc", True, PRIOR),
+    TableColumn("lfsr_counts", "lfsr by the counts alone", "lfsr by counts", "small", True, PRIOR),
+    TableColumn(
+        "lfc_predicted",
+        "LFC that the prior expects of new cells, learned without the counts of the gene; empty where there is none",
+        "LFC predicted",
+        "lfc",
+        True,
+        PRIOR,
+    ),
+    TableColumn("prior_shift", "lfc_mean - lfc_counts: how far the prior moved it", "moved by", "lfc", True, PRIOR),
+    TableColumn("by_prior", "whether the gene is called, and not by the counts alone", "by prior", "flag", True, PRIOR),
     TableColumn("model_lfc", "mean log2 fold change by the model alone", "model LFC", "lfc", True, MODEL),
     TableColumn(
         "model_mean_a", "mean proportion in group_a by the model alone", "model mean in {a}", "small", True, MODEL

@@ -278,14 +278,16 @@ def compared_cells(contrasts: Sequence[Contrast]) -> np.ndarray:
     return np.unique(np.concatenate([side.cells.numpy() for c in contrasts for side in (c.a, c.b)]))
 
 
-def rows_to_read(
-    compared: np.ndarray, n_cells: int, most: int, seed: int, first: np.ndarray | None = None
-) -> np.ndarray:
+def rows_to_read(compared: np.ndarray, n_cells: int, most: int, seed: int) -> np.ndarray:
     """The rows of all cells compared, and of random others as long as there are fewer than `most`.
 
-    Others of the mask `first` come before the rest. Shapes: ``compared (c,)``, ``first (n_cells,)``.
+    Shapes: ``compared (c,)``, ``-> (n,)``.
     """
+    others = others_at_random(compared, n_cells, max(0, most - len(compared)), seed)
+    return np.sort(np.concatenate([compared, others]))
+
+
+def others_at_random(compared: np.ndarray, n_cells: int, most: int, seed: int) -> np.ndarray:
+    """Rows of cells that are not compared, at most so many. Shapes: ``compared (c,)``, ``-> (n,)``."""
     others = np.random.default_rng([seed, 41]).permutation(np.setdiff1d(np.arange(n_cells), compared))
-    if first is not None:
-        others = others[np.argsort(~first[others], kind="stable")]
-    return np.sort(np.concatenate([compared, others[: max(0, most - len(compared))]]))
+    return np.sort(others[:most])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vaerdict.core import SettingError, ShapeError
-from vaerdict.de.shrinkage import LfcPosterior
+from vaerdict.de.shrinkage import PosteriorOfChange
 
 _AT_A_TIME = 2**22  # numbers a quantile is taken of: older versions of torch refuse more than 2^24
 
@@ -114,7 +114,7 @@ def summarise_draws(effect: Effect, *, delta: float = 0.5, interval: float = INT
 
 
 def summarise_posterior(
-    posterior: LfcPosterior, shown: LfcPosterior, centre: float, estimand: Estimand, delta: float
+    posterior: PosteriorOfChange, shown: PosteriorOfChange, centre: float, estimand: Estimand, delta: float
 ) -> GeneTable:
     """The same columns of exact posteriors of differences from the centre; `shown` gives fold changes and intervals.
 

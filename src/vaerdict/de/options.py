@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from vaerdict.options import normalise, option
 
 SCALES = ("centred", "proportion", "pair")
 """Names of the scales of a fold change; `vaerdict.de.effects` defines them."""
+
+PRIORS = ("none", "profile", "model")
+"""What fold changes are predicted from, without the counts of the gene itself."""
 
 OBJECTIVES = ("VAE", "IWAE", "WW", "CHI")
 """Objectives that a model can be trained by."""
@@ -74,6 +78,12 @@ class DEOptions:
         "Scale of the fold change: centred (relative to the genes that do not change), proportion, or pair (single "
         "cells, as in scvi-tools; by a model).",
     )
+    prior: str = option(
+        "profile",
+        "What else tells a gene's fold change: profile (the other genes, by clusters of cells that are not compared; "
+        "where there are such cells), model (likewise, by a model trained on these cells) or none (its counts and "
+        "adaptive shrinkage alone).",
+    )
     min_cells: int | None = option(
         None,
         f"Least number of the cells compared, of either side, in which a gene must be seen: by default {ENOUGH_CELLS}, "
@@ -93,12 +103,7 @@ class DEOptions:
         "Train a model and compare it with the counts: latents, model_* columns and predictive checks.",
         panel=MODEL,
     )
-    borrow: bool = option(
-        False,
-        "Take cells without a label to be of the kinds compared: a model that learns from them decides the genes "
-        "that it knows better than the counts do.",
-        panel=MODEL,
-    )
+    borrow: bool = option(False, "Deprecated: use --prior model.", panel=MODEL)
     objectives: tuple[str, ...] = option(
         (), "Objectives that models are trained by: VAE and IWAE by default; also WW and CHI.", panel=MODEL
     )
@@ -116,6 +121,11 @@ class DEOptions:
 
         normalise(self)
         object.__setattr__(self, "n_top_genes", self.n_top_genes or None)
+        if self.borrow:
+            warnings.warn("borrow is now prior='model' (--prior model), and will go away.", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "prior", "model")
+        if self.prior not in PRIORS:
+            raise SettingError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.")
         if self.scale not in SCALES:
             raise SettingError(f"scale={self.scale!r} is not one of {', '.join(SCALES)}.")
         if self.scale == "pair" and self.sample_key is not None:
@@ -152,12 +162,11 @@ class DEOptions:
         trained = self.trains_model and not has_model
         if self.objectives and not trained:
             raise SettingError(
-                "objectives are about training a model, and none is trained; add check_model=True or borrow=True, or "
-                "leave them out."
+                "objectives are about training a model, and none is trained; add check_model=True or leave them out."
             )
         if self.refits is not None and not (trained and self.model_decides):
             raise SettingError(
-                "refits are of a model that is trained and decides genes, and there is none; add borrow=True, or leave "
+                "refits are of a model that is trained and decides genes, and there is none; add scale='pair' or leave "
                 "them out."
             )
         if (self.trains_model or has_model) and self.draws < FEWEST_MODEL_DRAWS:
@@ -170,13 +179,13 @@ class DEOptions:
 
     @property
     def trains_model(self) -> bool:
-        """Whether anything asked for needs a model."""
-        return self.check_model or self.borrow or self.scale == "pair"
+        """Whether anything asked for needs a model that is trained on the cells compared."""
+        return self.check_model or self.scale == "pair"
 
     @property
     def model_decides(self) -> bool:
-        """Whether a model may decide a gene; otherwise it is compared with the counts alone."""
-        return self.scale == "pair" or (self.borrow and self.sample_key is None)
+        """Whether a model decides the genes; otherwise it is compared with the counts alone."""
+        return self.scale == "pair"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.de import analysis, data, tables
 from vaerdict.de.analysis import Analysis, GeneChoice
-from vaerdict.de.contrasts import Labels, pairs_to_compare
+from vaerdict.de.contrasts import Contrast, Labels, pairs_to_compare
 from vaerdict.de.effects import (
     ESTIMANDS,
     INTERVAL,
@@ -26,7 +27,7 @@ from vaerdict.de.effects import (
 )
 from vaerdict.de.options import DEOptions, Pair
 from vaerdict.de.result import DEResult
-from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, centre_of, fit_shares
+from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, PosteriorOfChange, centre_of, fit_shares
 from vaerdict.de.splitting import cluster_warnings, with_testing_layer
 from vaerdict.de.stage_cache import StageCache
 from vaerdict.de.verdict import verdict
@@ -60,7 +61,7 @@ def differential_expression(
     All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
     between cells or samples moderated across genes, and adaptive shrinkage of fold changes. A gene is differentially
     expressed where its absolute log2 fold change is at least `delta`. No model is trained unless one is asked for
-    (`check_model`, `borrow`, ``scale="pair"``, or `model`).
+    (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
 
     Parameters
     ----------
@@ -168,12 +169,13 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
             model = run_model(cells, cache)
     with timer("comparing"):
         choices = [cells.genes(contrast) for contrast in cells.contrasts]
-        summaries, shares = _summaries(cells, choices, model)
-        both = zip(cells.contrasts, summaries, choices, strict=True)
-        called = tables.call_genes([tables.gene_table(cells, c, s, genes.tested) for c, s, genes in both], options)
+        compared = _compared(cells, choices, model)
+        both = zip(cells.contrasts, compared, choices, strict=True)
+        called = tables.call_genes([tables.gene_table(cells, c, s.summary, g.tested) for c, s, g in both], options)
+        called = tables.with_prior(called, [each.prior for each in compared], options)
         rows = [
-            tables.contrast_row(contrast, table, genes, options) | share
-            for contrast, table, genes, share in zip(cells.contrasts, called, choices, shares, strict=True)
+            tables.contrast_row(contrast, table, genes, options) | each.record | tables.prior_row(each.learned, table)
+            for contrast, table, genes, each in zip(cells.contrasts, called, choices, compared, strict=True)
         ]
         extra = [{} for _ in called] if model is None else model.columns
         table = tables.frame(cells, [a | b for a, b in zip(called, extra, strict=True)], choices)
@@ -198,34 +200,59 @@ def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | 
     return DEResult(table, results, tables.not_tested(cells, choices), obs, cells.cells, latent, cells.digest)
 
 
-def _summaries(
-    cells: Analysis, choices: Sequence[GeneChoice], model: Any
-) -> tuple[list[GeneTable], list[dict[str, Any]]]:
-    """The fold changes of every contrast by whoever decides its genes, and the shares of the model."""
-    options, estimand = cells.options, ESTIMANDS[cells.options.scale]
-    if estimand.pairs:
-        shares: list[dict[str, Any]] = [{"share_by_model": None, "share_contradicted": None} for _ in cells.contrasts]
-        return [summarise_draws(effect, delta=options.delta) for effect in model.effects], shares
-    summaries, shares = [], []
+class _Compared(NamedTuple):
+    """The fold changes of a contrast, what its counts alone and its prior say, and what results.json says of them."""
+
+    summary: GeneTable
+    prior: tables.ByPrior | None
+    record: dict[str, Any]
+    learned: dict[str, Any] | None = None
+
+
+def _compared(cells: Analysis, choices: Sequence[GeneChoice], model: Any) -> list[_Compared]:
+    """The fold changes of every contrast: by the counts and, where there is one, the prior; of pairs by the model."""
+    options = cells.options
+    if ESTIMANDS[options.scale].pairs:
+        nothing: dict[str, Any] = {"share_contradicted": None}
+        return [_Compared(summarise_draws(effect, delta=options.delta), None, nothing) for effect in model.effects]
+    compared = []
     for number, (contrast, genes) in enumerate(zip(cells.contrasts, choices, strict=True)):
         cells.progress(number, len(choices), "contrasts compared")
-        used = np.union1d(genes.expressed, genes.tested)
-        # centre and prior are those of all expressed genes, whichever are tested
-        likelihood = cells.likelihood(contrast, used)
-        expressed, tested = (torch.from_numpy(np.searchsorted(used, part)) for part in (genes.expressed, genes.tested))
-        centre = centre_of(likelihood.mode[expressed], likelihood.error[expressed])
-        at_nodes = NodeLikelihood.of(likelihood, centre, node_values(centre, estimand, options.delta))
-        prior = fit_shares(at_nodes.take(expressed))
-        at_nodes, by_model, contradicted = at_nodes.take(tested), 0.0, None
-        if model is not None:
-            at_nodes, by_model, contradicted = model.combine(cells, number, at_nodes)
-            prior = fit_shares(at_nodes) if by_model else prior
-        posterior = LfcPosterior(at_nodes, prior)
-        shown = posterior if options.shrinkage else LfcPosterior(at_nodes, _WIDE_PRIOR)
-        summaries.append(summarise_posterior(posterior, shown, centre, estimand, options.delta))
-        shares.append({"share_by_model": by_model, "share_contradicted": contradicted, "centre": centre})
+        compared.append(_by_counts(cells, contrast, genes, model and partial(model.share_contradicted, number)))
     cells.progress(len(choices), len(choices), "contrasts compared")
-    return summaries, shares
+    return compared
+
+
+def _by_counts(
+    cells: Analysis, contrast: Contrast, genes: GeneChoice, contradicted: Callable[[NodeLikelihood], float] | None
+) -> _Compared:
+    """The posteriors of a contrast; centre and shares are those of all expressed genes, whichever are tested."""
+    options, estimand = cells.options, ESTIMANDS[cells.options.scale]
+    used = np.union1d(genes.expressed, genes.tested)
+    likelihood = cells.likelihood(contrast, used)
+    expressed, tested = (torch.from_numpy(np.searchsorted(used, part)) for part in (genes.expressed, genes.tested))
+    centre = centre_of(likelihood.mode[expressed], likelihood.error[expressed])
+    exact = node_values(centre, estimand, options.delta)
+    at_nodes = NodeLikelihood.of(likelihood, centre, exact)
+    shares = fit_shares(at_nodes.take(expressed))
+    at_nodes = at_nodes.take(tested)
+    record = {"share_contradicted": contradicted and contradicted(at_nodes), "centre": centre}
+    unshrunken = None if options.shrinkage else LfcPosterior(at_nodes, _WIDE_PRIOR)
+
+    def summarised(posterior: PosteriorOfChange) -> GeneTable:
+        return summarise_posterior(posterior, unshrunken or posterior, centre, estimand, options.delta)
+
+    counts = summarised(LfcPosterior(at_nodes, shares))
+    if options.prior == "none":
+        return _Compared(counts, None, record)
+    from vaerdict.de.prior.stage import learn_prior
+
+    learned, of_prior = learn_prior(cells, contrast, used, likelihood, centre, shares, exact)
+    if learned is None:
+        return _Compared(counts, None, record, of_prior)
+    predicted = learned.mean[tested] + (0.0 if estimand.centred else centre)
+    by_prior = tables.ByPrior(counts, predicted)
+    return _Compared(summarised(learned.posterior(tested)), by_prior, record, of_prior)
 
 
 def _digest(scvi: Any) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ _ABOUT_CENTRE = 0.06 * torch.sinh(torch.linspace(-6.2, 6.2, 101, dtype=torch.flo
 _ABOUT_CENTRE[50] = 0.0
 _STEEP = 0.5  # of the logarithm of a density, from node to node
 _ABOUT_MODE = 0.8 * torch.sinh(torch.linspace(-3.0, 3.0, 61, dtype=torch.float64))
+_ABOUT_OTHER = 0.06 * torch.sinh(torch.linspace(-5.5, 5.5, 61, dtype=torch.float64))
 
 
 class NodeLikelihood(NamedTuple):
@@ -44,12 +45,18 @@ class NodeLikelihood(NamedTuple):
     error: Tensor
 
     @classmethod
-    def of(cls, likelihood: LfcLikelihood, centre: float, exact: Sequence[float]) -> NodeLikelihood:
-        """With nodes about zero and about the mode, and at the values `exact`, whose tails are asked for."""
+    def of(
+        cls, likelihood: LfcLikelihood, centre: float, exact: Sequence[float], about: Tensor | None = None
+    ) -> NodeLikelihood:
+        """With nodes about zero and about the mode, and at the values `exact`, whose tails are asked for.
+
+        More nodes lie about another value of each gene where `about` names one. Shapes: ``about (genes,)``.
+        """
         mode, error = likelihood.mode - centre, likelihood.error
         wanted = torch.tensor(exact, dtype=torch.float64).expand(len(mode), -1)
-        local = mode.unsqueeze(-1) + error.unsqueeze(-1) * _ABOUT_MODE
-        nodes = torch.cat([_ABOUT_CENTRE.expand(len(mode), -1), local, wanted], -1).sort(-1).values
+        local = [mode.unsqueeze(-1) + error.unsqueeze(-1) * _ABOUT_MODE]
+        local += [] if about is None else [about.unsqueeze(-1) + _ABOUT_OTHER]
+        nodes = torch.cat([_ABOUT_CENTRE.expand(len(mode), -1), *local, wanted], -1).sort(-1).values
         log_lik = likelihood.at(nodes + centre)
         return cls(nodes, log_lik - log_lik.amax(-1, keepdim=True), mode, error)
 
@@ -113,16 +120,45 @@ def fit_shares(likelihood: NodeLikelihood) -> Tensor:
     return em_shares(torch.stack([likelihood.at_zero(), *columns], -1))
 
 
-def em_shares(marginal: Tensor) -> Tensor:
-    """The shares of components with these marginal likelihoods. Shapes: ``(genes, widths) -> (widths,)``."""
+def em_shares(marginal: Tensor, pseudo: Tensor | None = None) -> Tensor:
+    """The shares of components with these marginal likelihoods.
+
+    `pseudo` are numbers of genes that are counted as of each component beside those seen. Shapes: ``(genes, widths),
+    (widths,) -> (widths,)``.
+    """
     marginal = marginal.clamp_min(1e-300)
+    pseudo = torch.zeros_like(marginal[0]) if pseudo is None else pseudo
     shares = torch.full((marginal.shape[1],), 1 / marginal.shape[1], dtype=marginal.dtype)
     for _ in range(_ITERATIONS):
-        shares = shares * (marginal.mT @ (1 / (marginal @ shares))) / len(marginal)
+        shares = (shares * (marginal.mT @ (1 / (marginal @ shares))) + pseudo) / (len(marginal) + pseudo.sum())
     return shares
 
 
+def prior_density(nodes: Tensor, shares: Tensor) -> Tensor:
+    """The density of the prior's components of positive width. Shapes: ``(genes, r), (widths,) -> (genes, r)``."""
+    parts = zip(shares[1:].tolist(), WIDTHS[1:], strict=True)
+    return sum((share * normal_density(nodes, 0.0, width) for share, width in parts), torch.tensor(0.0))
+
+
 # ----------------------------------------------------------------------------------------------- the posterior
+class PosteriorOfChange(Protocol):
+    """The posterior of every gene's difference from the centre."""
+
+    mean: Tensor
+
+    def below(self, value: float, *, or_equal: bool = False) -> Tensor:
+        """Probability of a difference below a value that is a node. Shapes: ``-> (genes,)``."""
+        ...
+
+    def above(self, value: float, *, or_equal: bool = False) -> Tensor:
+        """Probability of a difference above a value that is a node. Shapes: ``-> (genes,)``."""
+        ...
+
+    def quantile(self, level: float) -> Tensor:
+        """Shapes: ``-> (genes,)``."""
+        ...
+
+
 class LfcPosterior:
     """The posterior of every gene's difference from the centre: a density at nodes, and a probability of the centre."""
 
@@ -132,8 +168,7 @@ class LfcPosterior:
         if shares is None:
             density, atom = scaled, torch.zeros_like(likelihood.mode)
         else:
-            parts = zip(shares[1:].tolist(), WIDTHS[1:], strict=True)
-            density = scaled * sum((s * normal_density(nodes, 0.0, w) for s, w in parts), torch.tensor(0.0))
+            density = scaled * prior_density(nodes, shares)
             atom = shares[0] * likelihood.at_zero()
         mass = _mean_between(density) * nodes.diff(dim=-1)
         total = mass.sum(-1) + atom
@@ -155,6 +190,14 @@ class LfcPosterior:
     def _at(self, mass: Tensor, value: float) -> Tensor:
         place = (self._nodes >= value).to(torch.uint8).argmax(-1, keepdim=True)
         return mass.gather(-1, place).squeeze(-1).clamp_max(1)
+
+    def up_to(self, value: Tensor) -> Tensor:
+        """Probability of a difference of at most a value, between nodes by a line. Shapes: ``(genes,) -> (genes,)``."""
+        value = value.unsqueeze(-1)
+        place = torch.searchsorted(self._nodes, value).clamp(1, self._nodes.shape[1] - 1)
+        (x_0, x_1), (p_0, p_1) = ([v.gather(-1, i) for i in (place - 1, place)] for v in (self._nodes, self._below))
+        share = ((value - x_0) / (x_1 - x_0).clamp_min(1e-300)).clamp(0, 1)
+        return (p_0 + share * (p_1 - p_0)).squeeze(-1) + self._atom * (value.squeeze(-1) >= 0)
 
     def quantile(self, level: float) -> Tensor:
         """Shapes: ``-> (genes,)``."""

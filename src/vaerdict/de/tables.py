@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,33 @@ def _called(tables: Sequence[GeneTable], level: float) -> list[GeneTable]:
     return [{**table, "q_value": own, "is_de": calls} for table, own, calls in both]
 
 
+class ByPrior(NamedTuple):
+    """What the counts alone say of the genes of a contrast, and their predicted fold changes. Shapes: ``(genes,)``."""
+
+    counts: GeneTable
+    predicted: Tensor
+
+
+def with_prior(called: Sequence[GeneTable], priors: Sequence[ByPrior | None], options: DEOptions) -> list[GeneTable]:
+    """The tables with what the counts alone say of each gene, and how far a prior moved it; as they are without any."""
+    if not any(priors):
+        return list(called)
+    parts = list(zip(called, priors, strict=True))
+    alone = call_genes([table if prior is None else prior.counts for table, prior in parts], options)
+    return [
+        {
+            **table,
+            "lfc_counts": counts["lfc_mean"],
+            "lfsr_counts": counts["lfsr"],
+            "lfc_predicted": torch.full_like(counts["lfc_mean"], torch.nan) if prior is None else prior.predicted,
+            "prior_shift": table["lfc_mean"] - counts["lfc_mean"],
+            "by_prior": table["is_de"] & ~counts["is_de"],
+            "is_de_counts": counts["is_de"],
+        }
+        for (table, prior), counts in zip(parts, alone, strict=True)
+    ]
+
+
 def q_values(lfdr: Tensor, lfsr: Tensor, ties: Tensor) -> Tensor:
     """The mean lfdr of a gene and of all that have a smaller one, and at least its lfsr. Shapes: ``(genes,)``.
 
@@ -62,8 +89,16 @@ def ranking_by(lfdr: Tensor, ties: Tensor) -> Tensor:
     return torch.from_numpy(np.lexsort((-ties.numpy(), lfdr.numpy())))
 
 
+def prior_row(record: dict[str, Any] | None, table: GeneTable) -> dict[str, Any]:
+    """The record of a contrast's prior with the numbers of genes called by the counts alone and thanks to the prior."""
+    if record is None or not record["used"]:
+        return {"prior": record}
+    numbers = {"n_counts": int(table["is_de_counts"].sum()), "n_by_prior": int(table["by_prior"].sum())}
+    return {"prior": record | numbers}
+
+
 def contrast_row(contrast: Contrast, table: GeneTable, genes: GeneChoice, options: DEOptions) -> dict[str, Any]:
-    """What results.json says of a contrast, except for what a model adds."""
+    """What results.json says of a contrast, except for what a model or a prior adds."""
     called, up = table["is_de"], table["lfc_mean"] > 0
     n = int(called.sum())
     return {

@@ -12,7 +12,7 @@ FEW = {"cells": 20, "samples": 3}
 """With fewer replicates in a group their spread is estimated too roughly for more than a first look."""
 
 MOST_CONTRADICTED = 0.1
-"""The share of genes whose counts may contradict a model before it decides none."""
+"""The share of genes whose counts may contradict a model that still agrees with them."""
 
 CERTIFIED, CAUTION = 0.95, 0.8
 """Least shares of reliable cells in the worst group for certified inference, and for inference with caution."""
@@ -22,9 +22,8 @@ CERTIFIED, CAUTION = 0.95, 0.8
 class Decider:
     """Who decided the genes, and every text that depends on it; the defaults are those of a model that decides.
 
-    `message` may name the `{replicates}` and the `{share}` of genes that a model decided. `intervals` begins the
-    sentence on refits, `aside` ends the messages on a model that fails, and `caution` to `disagree` are what
-    to do or to know then.
+    `message` may name the `{replicates}`. `aside` ends the messages on a model that fails, and `caution` to `disagree`
+    are what to do or to know then.
     """
 
     answer: str
@@ -32,7 +31,6 @@ class Decider:
     tone: str = "open"
     advice: str = ""
     rests_on_model: bool = True
-    intervals: str = "Intervals"
     aside: str = ""
     caution: str = "Look at the groups with k-hat above 0.7, and run again with more draws."
     refused: str = "Do not use the list: run again with more training or more draws."
@@ -56,20 +54,18 @@ DECIDERS = {
         wrong="Check that the input holds raw counts and that the batch key is right, because the calls need both.",
         disagree=": its latents and fold changes miss differences between these groups",
     ),
-    "both": Decider(
-        answer="The model for {share}",
-        message="The model decides {share} of the genes: those where it is narrower than the counts, which do not "
-        "contradict it. The raw counts decide the others. Cells without a label, from which the model learned, are "
-        "taken to be of the kinds compared (borrow).",
-        advice="Without --borrow the counts decide every gene.",
-        intervals="Intervals of the genes that the model decides",
-    ),
     "model": Decider(
         answer="The model",
         message="The model decides every gene: the calls rest on its inference and on its fit.",
     ),
 }
-"""Who decided the genes: the counts all of them, the model all of them, or each of both some."""
+"""Who decided the genes: the counts, or the model."""
+
+PREDICTED_BY = {"profile": "clusters of {n:,} other cells", "model": "a model of {n:,} other cells"}
+"""What a prior predicts fold changes by."""
+
+GOOD_PREDICTION = 0.5
+"""The correlation with the fold changes of the counts from which a prediction is called good."""
 
 
 class Finding(NamedTuple):
@@ -102,8 +98,8 @@ def verdict(contrasts: Sequence[Record], *, replicates: str, model: Record | Non
     Returns
     -------
     dict
-        The state of each part (`decided_by`, `size`, `replicates`, `inference`, `fit`, `agreement`), None where it was
-        not examined, and `messages`, of which the first counts the calls.
+        The state of each part (`decided_by`, `size`, `replicates`, `prior`, `inference`, `fit`, `agreement`), None
+        where it was not examined, and `messages`, of which the first counts the calls.
     """
     parts = findings(contrasts, replicates=replicates, model=model)
     states = {part.key: part.state for part in parts}
@@ -111,28 +107,25 @@ def verdict(contrasts: Sequence[Record], *, replicates: str, model: Record | Non
         "decided_by": states["decided_by"],
         "size": "few" if _fewest(contrasts, replicates)[0] < FEW[replicates] else "enough",
         "replicates": replicates,
-        **{key: states.get(key) for key in ("inference", "fit", "agreement")},
+        **{key: states.get(key) for key in ("prior", "inference", "fit", "agreement")},
         "messages": [calls_message(contrasts), *(part.message for part in parts)],
     }
 
 
 def findings(contrasts: Sequence[Record], *, replicates: str, model: Record | None) -> list[Finding]:
     """The parts of the verdict, those that the calls rest on first; parameters as for `verdict`."""
-    name = decided_by(contrasts, model)
+    name = decided_by(model)
     decider = DECIDERS[name]
     on_model = [] if model is None else [*_inference(model, decider), *_fit(model, decider)]
     on_model += _agreement(contrasts, decider)
     on_replicates = _replicates(contrasts, replicates)
-    rest = [*on_model, on_replicates] if decider.rests_on_model else [on_replicates, *on_model]
-    return [_decision(name, contrasts, replicates, model), *rest]
+    rest = [*on_model, on_replicates] if decider.rests_on_model else [on_replicates, *_prior(contrasts), *on_model]
+    return [_decision(name, replicates, model), *rest]
 
 
-def decided_by(contrasts: Sequence[Record], model: Record | None) -> str:
+def decided_by(model: Record | None) -> str:
     """Who decided the genes of all contrasts: a key of `DECIDERS`."""
-    shares = [contrast["share_by_model"] for contrast in contrasts]
-    if model is None or model["role"] == "checks":
-        return "counts"
-    return "model" if None in shares else "both" if any(shares) else "counts"
+    return "counts" if model is None or model["role"] == "checks" else "model"
 
 
 def advice(parts: Sequence[Finding], *, first_look: bool, within_batches: bool) -> str:
@@ -164,18 +157,39 @@ def calls_message(contrasts: Sequence[Record]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ its parts
-def _decision(name: str, contrasts: Sequence[Record], replicates: str, model: Record | None) -> Finding:
+def _decision(name: str, replicates: str, model: Record | None) -> Finding:
     decider = DECIDERS[name]
-    share = max(contrast["share_by_model"] or 0.0 for contrast in contrasts)
-    names = {"share": f"{'up to ' if len(contrasts) > 1 else ''}{share:.0%}", "replicates": replicates}
-    message, steps = decider.message.format(**names), decider.advice
+    message, steps = decider.message.format(replicates=replicates), decider.advice
     if decider.rests_on_model and model is not None and model["refits"]:
-        message += f" {decider.intervals} include the error of the model, estimated from {model['refits']} refits."
+        message += f" Intervals include the error of the model, estimated from {model['refits']} refits."
     elif decider.rests_on_model:
-        message += f" {decider.intervals} leave out the error of the model (no refits) and are too narrow."
+        message += " Intervals leave out the error of the model (no refits) and are too narrow."
         steps = f"A model trained with --refits 3 includes its error in the intervals. {steps}".strip()
-    answer = decider.answer.format(**names)
-    return Finding("decided_by", name, "Who decided the genes?", answer, message, decider.tone, steps)
+    return Finding("decided_by", name, "Who decided the genes?", decider.answer, message, decider.tone, steps)
+
+
+def _prior(contrasts: Sequence[Record]) -> list[Finding]:
+    """What cells that are not compared added: how good their prediction was, in the contrast where it was best."""
+    question, records = "What did other cells add?", [contrast.get("prior") for contrast in contrasts]
+    used = [record for record in records if record is not None and record["used"]]
+    if not used:
+        unused = next((record for record in records if record is not None), None)
+        if unused is None:
+            return []
+        message = f"The counts of each gene stand alone: {unused['reason']} to learn a prior for fold changes."
+        return [Finding("prior", "none", question, "Nothing", message, "open")]
+    best = max(used, key=lambda record: record["correlation"])
+    source = PREDICTED_BY[best["kind"]].format(n=best["n_other"])
+    added, n = (sum(record[key] for record in used) for key in ("n_by_prior", "n_counts"))
+    place = "" if len(contrasts) == 1 else f" in the best of {len(used)} contrasts"
+    message = (
+        f"Fold changes were predicted from other genes by {source}; the correlation with those of the counts is "
+        f"{best['correlation']:.2f}{place}. {n:,} genes are called by the counts alone, {added:,} only with this prior "
+        "(by_prior)."
+    )
+    state, answer = ("good", "A good prediction") if best["correlation"] >= GOOD_PREDICTION else ("weak", "Little")
+    steps = "--prior none leaves the prior out." if added else ""
+    return [Finding("prior", state, question, answer, message, "good" if state == "good" else "open", steps)]
 
 
 CELLS = "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or experiments."

@@ -22,7 +22,7 @@ BENCHMARKS = (
     "counts",
     "de",
     "de-methods",
-    "borrow",
+    "prior",
     "clustered",
     "novelty",
     "novel-cells",

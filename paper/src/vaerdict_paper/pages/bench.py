@@ -8,7 +8,7 @@ from typing import Any
 from vaerdict.report import document as forms
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
-from vaerdict_paper.pages import de_methods, novel_cells, novelty
+from vaerdict_paper.pages import de_methods, novel_cells, novelty, prior
 
 Row = dict[str, Any]
 
@@ -28,7 +28,7 @@ _TITLES = {
     "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
     "de": "Differential expression under one fitted scvi-tools model: our model stage against its importance mode",
     "de-methods": "Methods of differential expression on the same cells: nothing changed, and changes planted",
-    "borrow": "Few labelled cells of three simulated types: `vaerdict de` by the counts and with --borrow",
+    "prior": "The learned prior of differential expression: real cells, simulations, and cells that do not differ",
     "clustered": "Clusters as groups: genes called, with and without splitting the counts first",
     "novelty": "Hidden classes of tables: rows of a class that no label names, ranked and called novel",
     "novel-cells": "Novel cells of a query: types hidden from the reference, and shifts that must be refused",
@@ -37,7 +37,7 @@ _TITLES = {
     "million": "Training and the model stage of differential expression on many simulated cells",
     "against": "This version and an earlier one in turn, the fastest run of each",
 }
-_PAGES = {"de-methods": de_methods, "novelty": novelty, "novel-cells": novel_cells}
+_PAGES = {"de-methods": de_methods, "prior": prior, "novelty": novelty, "novel-cells": novel_cells}
 """The benchmarks whose tables have a module of their own."""
 
 _ON_GPU = ("psis", "samplers", "gpu", "million")
@@ -119,20 +119,6 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("refused", "refused"),
         Column("evaluations", "evaluations", 0),
         Column("rms_z", "RMS z"),
-    ),
-    "borrow": (
-        Column("labelled", "labelled cells per type"),
-        Column("answer", "called from"),
-        Column("fdp", "FDP at 5 %, %", 1, 100),
-        Column("fdp_se", "its se", 1, 100),
-        Column("tpr", "changes found, %", 1, 100),
-        Column("tpr_se", "its se", 1, 100),
-        Column("coverage", "90 % intervals cover, %", 1, 100),
-        Column("coverage_se", "its se", 1, 100),
-        Column("error", "error of LFC", 3),
-        Column("error_se", "its se", 3),
-        Column("by_model", "by the model, %", 0, 100),
-        Column("datasets", "data sets"),
     ),
     "clustered": (
         Column("data", "cells"),
@@ -242,20 +228,6 @@ def _of_against(result: Row) -> Iterator[str]:
     yield f"Since {result['before']} {share}{': ' if slow else ''}{'; '.join(slow)}."
 
 
-_ANSWERS = {"counts": "by the counts", "borrow": "with --borrow"}
-
-
-def _of_borrow(result: Row) -> Iterator[str]:
-    for labelled in dict.fromkeys(row["labelled"] for row in result["rows"]):
-        parts = [
-            f"{row['tpr']:.1%} (se {row['tpr_se']:.1%}) of the changes are found with an FDP of {row['fdp']:.1%} (se "
-            f"{row['fdp_se']:.1%}) {_ANSWERS[row['answer']]}"
-            for row in result["rows"]
-            if row["labelled"] == labelled
-        ]
-        yield f"With {labelled} labelled cells per type, simulated, at an FDR of 5%: {', and '.join(parts)}."
-
-
 def _of_clustered(result: Row) -> Iterator[str]:
     """Runs with a false call where nothing differs, in which every call is false."""
     rows = [row for row in result["rows"] if row["differs"] == "nothing"]
@@ -282,7 +254,7 @@ def _of_verdicts(result: Row) -> Iterator[str]:
 _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "verdicts": _of_verdicts,
     "de-methods": de_methods.sentences,
-    "borrow": _of_borrow,
+    "prior": prior.sentences,
     "clustered": _of_clustered,
     "novelty": novelty.sentences,
     "novel-cells": novel_cells.sentences,

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from vaerdict.core import SettingError
 from vaerdict.de import data
-from vaerdict.de.analysis import MOST_TRAINING, OTHER_CELLS
+from vaerdict.de.analysis import MOST_OTHER, OTHER_CELLS
 from vaerdict.de.contrasts import FEWEST_CELLS
 from vaerdict.de.options import CalibrateOptions, DEOptions
 from vaerdict.io import replacing, sha256, write_text
@@ -82,7 +82,7 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
     A model needs all its genes and the columns of obs that it was registered with, as they are.
     """
     pandas = require("pandas", "bio")
-    rows = _rows(labels[analysis.groupby], groups, analysis, fitted=model is not None)
+    rows = _rows(labels[analysis.groupby], groups, analysis)
     if model is None:
         warnings: list[str] = []
         names = data.gene_names(adata, analysis.gene_symbols, warnings)
@@ -106,18 +106,11 @@ def read_cells(adata: Any, labels: Labels, groups: Sequence[str], analysis: DEOp
     return _cells(matrix, obs, var, [], layer, sha256(model / "model.pt"))
 
 
-def _rows(values: np.ndarray, groups: Sequence[str], analysis: DEOptions, *, fitted: bool) -> np.ndarray:
-    """The rows of the cells to split and of others at random, with `borrow` unlabelled ones first.
-
-    A model that is trained learns from `MOST_TRAINING` cells at most, a fitted one may have learned from all.
-    """
+def _rows(values: np.ndarray, groups: Sequence[str], analysis: DEOptions) -> np.ndarray:
+    """The rows of the cells to split and of others at random: those that a prior is learned from."""
     members = np.array([value in groups for value in values])
     others = np.random.default_rng([analysis.seed, SPLITTING]).permutation(np.flatnonzero(~members))
-    most = OTHER_CELLS
-    if analysis.borrow:
-        labelled = np.array([value is not None for value in values])
-        others = others[np.argsort(labelled[others], kind="stable")]
-        most = max(most, int((~labelled).sum())) if fitted else MOST_TRAINING
+    most = OTHER_CELLS if analysis.prior == "none" else MOST_OTHER
     return np.sort(np.concatenate([np.flatnonzero(members), others[:most]]))
 
 

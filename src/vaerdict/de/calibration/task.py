@@ -102,7 +102,6 @@ def _spiked(cells: Any, half: np.ndarray, task: Task, rng: np.random.Generator) 
 def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples: bool) -> Compared:
     """The comparison of the halves with the options of the analysis, and the rivals on the same cells and genes."""
     pandas, anndata, obs = require("pandas", "bio"), require("anndata", "bio"), cells.obs
-    # cells of other groups keep a label, as in the analysis itself: those without one may be of the kinds compared
     labels = column(cells, task["groupby"], role="groupby")
     others = [None if label is None else f"of {label}" for label in labels]
     names = [other if h < 0 else (FIRST, SECOND)[h] for h, other in zip(half, others, strict=True)]

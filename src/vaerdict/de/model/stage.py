@@ -20,9 +20,9 @@ from vaerdict.core import Proposal, SettingError
 from vaerdict.de.analysis import MOST_TRAINING, Analysis
 from vaerdict.de.contrasts import Contrast
 from vaerdict.de.effects import ESTIMANDS, Effect
+from vaerdict.de.model.agreement import share_contradicted
 from vaerdict.de.model.averaging import support
 from vaerdict.de.model.checks import predictive, predictive_checks
-from vaerdict.de.model.combine import Combined, combine
 from vaerdict.de.model.effect import (
     ESS,
     KHAT,
@@ -51,10 +51,9 @@ class ModelStage:
     record: dict[str, Any]
     latent: np.ndarray
 
-    def combine(self, analysis: Analysis, number: int, likelihood: NodeLikelihood) -> Combined:
-        """The likelihood of a contrast by the counts, or by the model for the genes that it decides."""
-        more = new_cells(analysis, analysis.contrasts[number])
-        return combine(self.effects[number].lfc, likelihood, new_cells=more)
+    def share_contradicted(self, number: int, likelihood: NodeLikelihood) -> float:
+        """The share of the genes of a contrast whose counts contradict the model."""
+        return share_contradicted(self.effects[number].lfc, likelihood)
 
 
 def run_model(analysis: Analysis, cache: StageCache) -> ModelStage:
@@ -94,19 +93,6 @@ def run_model(analysis: Analysis, cache: StageCache) -> ModelStage:
 def _columns(contrast: Contrast, effect: Effect, averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
     mean_a, mean_b = model_means(contrast, averages)
     return {"model_lfc": effect.lfc.mean(0), "model_mean_a": mean_a, "model_mean_b": mean_b}
-
-
-def new_cells(analysis: Analysis, contrast: Contrast) -> float:
-    """Cells of the kinds compared that the model learned from, per cell compared: with `borrow` unlabelled ones too."""
-    if not analysis.options.borrow or contrast.a.samples:
-        return 1.0
-    trained = analysis.scvi is None
-    labels, most = (analysis.read_labels, MOST_TRAINING) if trained else (analysis.labels, np.inf)
-    unlabelled = np.array([label is None for label in labels.group])
-    if contrast.within is not None and labels.within is not None:
-        unlabelled &= labels.within == contrast.within
-    others = unlabelled.sum() * min(1.0, most / max(1, len(labels.group)))
-    return 1 + float(others) / (len(contrast.a.cells) + len(contrast.b.cells))
 
 
 def _fitted(analysis: Analysis, cache: StageCache) -> Fitted:

@@ -16,11 +16,14 @@ posterior of :math:`\theta` stays near zero.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vaerdict.de.analysis import Analysis
+from vaerdict.de.contrasts import Contrast
 from vaerdict.de.shrinkage import em_shares
 
 BLOCKS = 5
@@ -31,6 +34,13 @@ _SCALES = torch.cat([torch.zeros(1), 2.0 ** torch.arange(-7.0, 2.0)]).double()
 
 _NO_SIGNAL = 2.0
 """Directions without signal that are counted beside those seen."""
+
+
+class FoldChanges(NamedTuple):
+    """Fold changes by the counts, as differences from the centre, with their errors. Shapes: ``(genes,)``."""
+
+    mode: Tensor
+    error: Tensor
 
 
 class Prediction(NamedTuple):
@@ -58,6 +68,19 @@ class Prediction(NamedTuple):
         features = self.features @ directions.basis
         mean = (features * (kept * directions.estimate(self.coefficients))[self.block]).sum(-1)
         return mean, features.square() @ variance
+
+
+class Predictor(Protocol):
+    """Predicts the fold change of every gene without its own counts."""
+
+    def __call__(
+        self, analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: np.ndarray, /
+    ) -> Prediction:
+        """Predict the fold changes of genes, columns of the file, with the help of other rows of the file.
+
+        Shapes: ``genes (n,)``, ``others (cells,)``.
+        """
+        ...
 
 
 class _Directions(NamedTuple):
@@ -113,4 +136,3 @@ def _shrunken(estimate: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     mean_kept = (weight * kept).sum(-1)
     second = (weight * (kept * variance + (kept * estimate.unsqueeze(-1)).square())).sum(-1)
     return mean_kept, (second - (mean_kept * estimate).square()).clamp_min(1e-12)
-
