@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ copybutton_prompt_is_regexp = True
 # docstrings
 default_role = "code"
 autosummary_generate = True
+shutil.rmtree(Path(__file__).parent / "generated", ignore_errors=True)  # pages of names that are gone would warn
 autodoc_member_order = "bysource"
 # added by scikit-learn
 autodoc_default_options = {"exclude-members": "set_fit_request, set_predict_request, set_score_request"}
