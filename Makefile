@@ -50,6 +50,7 @@ docs: install
 
 figures: install
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/verdicts.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/concepts.py
 	$(BIN)/python docs/generate.py
 
 readme: install
