@@ -60,4 +60,4 @@ tutorials: install
 	$(BIN)/python tests/notebooks.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/generated src/*.egg-info .pytest_cache .ruff_cache

@@ -107,6 +107,7 @@ def test_blocks_have_a_language_and_few_are_not_run():
         ("models.md", "bash", "needs a saved model"),
         ("scale.md", "bash", "needs two GPUs"),
         ("scale.md", "bash", "needs a cluster"),
+        ("start.md", "bash", "test_demo.py runs it"),
     ]
 
 
