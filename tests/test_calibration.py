@@ -409,7 +409,7 @@ def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
     pd.testing.assert_frame_equal(again.table, calibration.table)
     written = (tmp_path / "whole" / "calibrate.csv").read_text()
-    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 15)
+    assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 16)
     other = calibrate(adata, "group", **options | {"seed": 1}, out=tmp_path / "other")
     assert (tmp_path / "other" / "calibrate.csv").read_text() != written
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
@@ -529,7 +529,7 @@ def test_calibrate_takes_every_option_of_the_analysis(monkeypatch):
         assert f"{option.name} : " in (calibrate.__doc__ or "")
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
-    options = {"borrow": True, "check_model": True, "keep_genes": ("g1",), "objectives": ("VAE",), "min_cells": 2}
+    options = {"prior": "none", "check_model": True, "keep_genes": ("g1",), "objectives": ("VAE",), "min_cells": 2}
     settings = calibrate(simulated(n=120), "group", ["A"], splits=1, spikes=0, **options).results["settings"]
     expected = options | {"keep_genes": ["g1"], "objectives": ["VAE"]}
     assert {name: seen[0][name] for name in options} == {name: settings[name] for name in options} == expected
@@ -549,30 +549,29 @@ def test_genes_go_by_their_symbols():
         calibrate(adata, "group", ["A"], **options | {"keep_genes": ("nothing",)})
 
 
-@pytest.mark.parametrize("borrow", [False, True])
-def test_unlabelled_cells_reach_an_analysis_that_borrows(monkeypatch, borrow):
+@pytest.mark.parametrize(("prior", "n_others"), [("none", 50), ("profile", 120)])
+def test_cells_to_learn_from_reach_an_analysis_with_a_prior(monkeypatch, prior, n_others):
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(task, "differential_expression", answer_of(lambda lfc: 0 * lfc, seen))
     monkeypatch.setattr(inputs, "OTHER_CELLS", 50)
-    monkeypatch.setattr(inputs, "MOST_TRAINING", 120)
+    monkeypatch.setattr(inputs, "MOST_OTHER", 120)
     adata = simulated(n=360)
     adata.obs["known"] = np.where(adata.obs["group"] == "B", None, adata.obs["group"])
-    calibrate(adata, "known", ["A"], splits=1, spikes=0, borrow=borrow)
-    labels = pd.Series(seen[0]["half"]).value_counts()
-    assert labels[task.FIRST] == labels[task.SECOND] == 60
-    unlabelled = len(seen[0]["half"]) - labels.drop("nan", errors="ignore").sum()
-    assert unlabelled + labels.get("of C", 0) == (120 if borrow else 50)
-    assert (unlabelled == 120) == borrow  # of the 120 unlabelled cells all, or some at random
+    calibrate(adata, "known", ["A"], splits=1, spikes=0, prior=prior)
+    half = seen[0]["half"]
+    assert (np.isin(half, [task.FIRST, task.SECOND])).sum() == 120
+    others = half[~np.isin(half, [task.FIRST, task.SECOND])]
+    assert len(others) == n_others
+    assert set(others) == {"of C", "nan"}  # with a label and without
 
 
-def test_a_model_that_borrows_is_calibrated():
-    adata = simulated(n=240, null=True)
-    adata.obs["known"] = np.where(np.arange(240) < 120, adata.obs["group"], None)
-    calibration = calibrate(
-        adata, "known", ["A"], splits=1, spikes=1, borrow=True, objectives=["VAE"], refits=0, **FAST
-    )
-    assert set(calibration.table["method"]) == {"reported"}
-    assert calibration.results["settings"]["objectives"] == ["VAE"]
+def test_genes_that_no_other_cell_shows_are_calibrated_too():
+    """Nothing predicts such a gene: its prediction is zero, without an error."""
+    adata = simulated(n=360, genes=60, null=True)
+    adata.X[(adata.obs["group"] != "A").to_numpy(), :10] = 0
+    calibration = calibrate(adata, "group", ["A"], splits=1, spikes=1, **FAST)
+    assert set(calibration.table["n_genes"]) == {60}
+    assert calibration.table["expected_fdr"].notna().all()
 
 
 @pytest.fixture(scope="module")
@@ -602,6 +601,10 @@ def test_a_fitted_model_is_calibrated_as_an_object_and_from_its_folder(scvi_mode
     again = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", resume=True, **options)
     pd.testing.assert_frame_equal(by_object.table, again.table)
     assert again.results["seconds"] == by_object.results["seconds"]  # nothing was done again
+    pairs = calibrate(
+        adata, "group", ["A", "B"], model=model, mixed=1, undone=1, **options | {"splits": 0, "spikes": 0}
+    )
+    assert set(pairs.table["kind"]) == {"mixed", "undone"}  # within the batches of the model
     without = calibrate(adata, "group", ["A"], layer="counts", **options)
     assert not without.table.equals(by_object.table)
 
@@ -637,6 +640,9 @@ def test_types_and_batches_travel_to_the_real_analysis(joint):
         ({"rivals": ["limma"]}, "no rival limma; there are wilcoxon, ttest, deseq2, edger"),
         ({"splits": 0, "spikes": 0}, "at least one split"),
         ({"splits": -1}, "splits=-1: at least 0"),
+        ({"mixed": 1}, "mixed=1 is about pairs of groups; name two or more with groups"),
+        ({"undone": 1, "groups": ["A", "B"], "sample_key": "sample"}, "undone=1 splits cells"),
+        ({"undone": 1, "groups": ["A", "B"], "scale": "proportion"}, "undone=1 with scale='proportion'"),
         ({"layer": "raw"}, "layer='raw' is not there"),
         ({"groupby": "empty"}, "holds no label"),
     ],

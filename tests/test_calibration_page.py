@@ -146,6 +146,24 @@ def test_strata_are_tables_of_the_page(tmp_path):
     assert "cover the true LFC for 80.0 % (se 0.00) of the genes that changed by 0.5 or more." in output
 
 
+def test_mixed_groups_and_undone_changes_have_their_own_sections(tmp_path):
+    rng = np.random.default_rng(1)
+    mixed = [split_row("mixed", s, "reported", level, "cells", rng) for s in range(N) for level in LEVELS]
+    undone = [split_row("undone", s, "reported", level, "cells", rng) for s in range(N) for level in LEVELS]
+    undone = [row | {"n_unchanged": 20, "n_called": 50, "n_false": 1, "fdp": 0.02} for row in undone]
+    made = {"mixed": summary.null_summary(mixed, "mixed"), "undone": summary.undone_summary(undone)}
+    folder = run_in(tmp_path, rows=[*results()["rows"], *mixed, *undone], **made)
+    output = text(from_run(folder))
+    section = output.partition("Calls of genes whose change was undone")[2].partition("Calls and intervals")[0]
+    (line,) = (line for line in section.splitlines() if line.split()[2:3] == ["5"])
+    assert all(part in line for part in ("20.0", "5.0 ± 0.0", "2.0 ± 0.0", "50.0", summary.COMPATIBLE))
+    assert "lower bound of the FDR" in section
+    assert "Discoveries between halves of groups mixed" in output
+    render(folder)
+    assert (folder / "figures" / "mixed-discoveries.svg").is_file()
+    assert "change was undone" not in text(from_run(run_in(tmp_path / "without")))
+
+
 def test_a_run_without_planted_changes_has_a_page_of_its_own(tmp_path):
     page = outline(from_run(run_in(tmp_path, spikes=[], strata=[], fdr_mae=[])))
     assert "Where nothing changed" in page.text
@@ -202,6 +220,7 @@ def test_help_documents_every_column_and_has_an_example(command):
 def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, data, tmp_path):
     out_dir = tmp_path / "run"
     options = (data, "--groupby", "group", "--groups", "A", "B", "--splits", 1, "--spikes", 1, "--quick")
+    options += ("--mixed", 1, "--undone", 1)
     options += ("--device", "cpu", "--out", out_dir)
     code, out, err = command("calibrate", *options)
     assert (code, err) == (0, "")
@@ -213,7 +232,8 @@ def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, dat
     with (out_dir / "calibrate.csv").open() as file:
         table = list(csv.DictReader(file))
     assert list(table[0]) == names(CALIBRATE)
-    assert {(row["kind"], row["group"]) for row in table} == {(k, g) for k in ("null", "spike") for g in "AB"}
+    pairs = {("mixed", "A + B"), ("undone", "A vs B")}
+    assert {(row["kind"], row["group"]) for row in table} == {(k, g) for k in ("null", "spike") for g in "AB"} | pairs
     assert "--resume" in command("calibrate", *options)[2]
     code, out, _ = command("calibrate", *options, "--resume", "--json")
     assert code == 0

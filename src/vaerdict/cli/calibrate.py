@@ -37,7 +37,8 @@ def calibrate(
     data: Data,
     groupby: GroupBy,
     groups: Annotated[
-        list[str] | None, typer.Option(help="Groups whose cells are split, each on its own; the largest by default.")
+        list[str] | None,
+        typer.Option(help="Groups whose cells are split, each on its own, and pairs of them; the largest by default."),
     ] = None,
     model: ModelDir = None,
     resume: Annotated[
@@ -54,7 +55,7 @@ def calibrate(
     """Measure on your own data whether the FDR of `vaerdict de` holds, with the same options.
 
     Cells of one group are split at random and compared: every discovery is false, or is checked against planted
-    changes.
+    changes. Two groups are also mixed, and compared with the change of some genes undone.
     """
     from vaerdict.de.calibration import calibrate
     from vaerdict.de.calibration.page import from_run

@@ -89,8 +89,12 @@ DE = (
 """The columns of de.csv, one row for each contrast and gene."""
 
 CALIBRATE = (
-    TableColumn("kind", "null (nothing changed) or spike (changes planted)"),
-    TableColumn("group", "the group whose cells were split"),
+    TableColumn(
+        "kind",
+        "null (halves of a group, nothing changed), mixed (halves of two groups pooled, nothing changed), spike "
+        "(halves of a group, changes planted) or undone (two groups, the change of some genes undone)",
+    ),
+    TableColumn("group", "the group whose cells were split, or the two groups"),
     TableColumn("split", "number of the split"),
     TableColumn("within", "the cell type whose cells were compared, where each has its own FDR"),
     TableColumn("method", "reported: what `vaerdict de` reports; otherwise the name of a rival"),
@@ -98,11 +102,20 @@ CALIBRATE = (
     TableColumn("replicates", "cells or samples"),
     TableColumn("level", "the FDR at which genes were called"),
     TableColumn("n_genes", "genes compared, over all contrasts"),
-    TableColumn("n_true", "number of genes that changed: at all, or by at least delta, as the question is"),
+    TableColumn(
+        "n_true",
+        "number of genes that changed: at all, or by at least delta, as the question is; unknown where changes were "
+        "undone",
+    ),
+    TableColumn("n_unchanged", "number of genes known not to have changed so: all others, or those undone"),
     TableColumn("n_called", "number of genes called"),
-    TableColumn("n_false", "number of genes called that did not change so"),
-    TableColumn("fdp", "their share of the genes called, zero where none is called"),
-    TableColumn("tpr", "share of the changed genes that were called"),
+    TableColumn("n_false", "number of genes called among those known not to have changed so"),
+    TableColumn(
+        "fdp",
+        "their share of the genes called, zero where none is called; where changes were undone it is a lower bound, "
+        "because calls of other genes cannot be judged",
+    ),
+    TableColumn("tpr", "share of the changed genes that were called; unknown where changes were undone"),
     TableColumn("expected_fdr", "the FDR stated for the genes called; none by p-values"),
 )
 """The columns of calibrate.csv, one row for each split, list of genes with an FDR of its own, method and level."""

@@ -33,6 +33,9 @@ MODEL_GENES = 2000
 FEWEST_GENES = 2
 """A fold change of a single gene has nothing to be relative to."""
 
+MIXED_SPLITS, UNDONE_SPLITS = 10, 10
+"""Splits of mixed populations, and comparisons with changes undone, where a prior is learned from other cells."""
+
 MODEL = "A model, where one is asked for"
 """The heading of the options that train or use a model."""
 
@@ -194,6 +197,18 @@ class CalibrateOptions:
 
     splits: int = option(20, "Random splits of each group in which nothing changed.", minimum=0)
     spikes: int = option(10, "Random splits of each group between whose halves changes are planted.", minimum=0)
+    mixed: int | None = option(
+        None,
+        "Random splits of two of the groups pooled, in which nothing changed but the mix of cells by chance: "
+        f"{MIXED_SPLITS} by default for two groups or more with a prior from other cells, otherwise 0.",
+        minimum=0,
+    )
+    undone: int | None = option(
+        None,
+        "Comparisons of two of the groups in which the change of some genes is undone while related genes still "
+        f"change: {UNDONE_SPLITS} by default for two groups or more with a prior from other cells, otherwise 0.",
+        minimum=0,
+    )
     share: float = option(0.5, "Share of the cells in the first half: 0.1 for groups of unequal size.")
     balance: str | None = option(None, "Column of obs, such as the condition, that both halves have in equal parts.")
     rivals: tuple[str, ...] = option(
@@ -207,7 +222,10 @@ class CalibrateOptions:
         from vaerdict.core import SettingError
 
         normalise(self)
-        if not self.splits + self.spikes:
-            raise SettingError(f"splits={self.splits} and spikes={self.spikes}: at least one split must be made.")
+        if not self.splits + self.spikes + (self.mixed or 0) + (self.undone or 0):
+            raise SettingError(
+                f"splits={self.splits} and spikes={self.spikes}: at least one split must be made, or name a number of "
+                "mixed or undone."
+            )
         if not 0 < self.share < 1:
             raise SettingError(f"share={self.share} of the cells for the first half must lie between 0 and 1.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vaerdict.core import DataError
 from vaerdict.de.calibration.strata import EXPRESSION, MEASURES, SIZE
 from vaerdict.de.calibration.summary import KIND_NAMES, changed_coverage
-from vaerdict.de.calibration.task import REPORTED, SPIKE
+from vaerdict.de.calibration.task import MIXED, NULL, REPORTED, SPIKE
 from vaerdict.de.effects import INTERVAL
 from vaerdict.de.page.tables import settings_table
 from vaerdict.report.document import Block, Document, Picture, Section
@@ -28,6 +28,23 @@ _PLANTING = (
     "other half, so that counts remain counts and library sizes shrink accordingly. Of every twenty genes of similar "
     "expression thirteen are unchanged, two change by less than delta, which counts as unchanged, and five by 1.1 to 4 "
     "times delta."
+)
+_SAME = {
+    NULL: (
+        "Discoveries where nothing changed, at several targets.",
+        "Cells of one group were split at random, so that every discovery is false and the share is the FDR.",
+    ),
+    MIXED: (
+        "Discoveries between halves of groups mixed, at several targets.",
+        "Cells of two groups were pooled and split at random, so that every discovery is false. The halves hold the "
+        "groups in slightly different shares, by chance, and all genes that differ between the groups seem to move.",
+    ),
+}
+_UNDOING = (
+    "Two groups were compared, with as many cells as the halves of each have. Of the genes that clearly differ between "
+    "all cells of the two, a random tenth was thinned on the higher side so that the expected rates agree; related "
+    "genes still differ. Every call of such a gene is false. Calls of other genes cannot be judged, so that the share "
+    "of all calls is a lower bound of the FDR."
 )
 
 
@@ -48,8 +65,10 @@ def document(results: Row, manifest: dict[str, Any] | None) -> Document:
         f"all cells of the group were in both halves{centred if scale == 'centred' else ''}."
     )
     sections = [
-        Section("Where nothing changed", _null(results)),
+        Section("Where nothing changed", _null(results, NULL)),
+        Section("Where groups were mixed", _null(results, MIXED)),
         Section("Where changes were planted", _spikes(results)),
+        Section("Where changes were undone", _undone(results)),
         Section("By size of the change", _strata(results, SIZE)),
         Section("By expression", _strata(results, EXPRESSION)),
         Section("Coverage of the intervals", _intervals(results)),
@@ -76,8 +95,8 @@ def _series(row: Row) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ sections
-def _null(results: Row) -> list[Block]:
-    rows = rows_of(results, "null", "method", "replicates", "level", "splits", "verdict")
+def _null(results: Row, kind: str) -> list[Block]:
+    rows = rows_of(results, kind, "method", "replicates", "level", "splits", "verdict")
     if not rows:
         return []
     body = [
@@ -100,23 +119,22 @@ def _null(results: Row) -> list[Block]:
         Column("n_genes", "of genes"),
         Column("verdict", "verdict"),
     ]
-    note = "Cells of one group were split at random, so that every discovery is false and the share is the FDR."
-    caption = "Discoveries where nothing changed, at several targets."
-    return [_null_picture(results), Table("null", caption, columns, body, note)]
+    caption, note = _SAME[kind]
+    return [_null_picture(results, kind), Table(kind, caption, columns, body, note)]
 
 
-def _null_picture(results: Row) -> Picture:
+def _null_picture(results: Row, kind: str) -> Picture:
     level = results["settings"]["level"]
-    rows = [r for r in rows_of(results, "rows", "kind", "n_called") if (r["kind"], r["level"]) == ("null", level)]
+    rows = [r for r in rows_of(results, "rows", "kind", "n_called") if (r["kind"], r["level"]) == (kind, level)]
     counts = {
         _series(splits[0]): [row["n_called"] for row in splits]
         for splits in grouped(rows, "replicates", "method").values()
     }
     shares = "; ".join(f"{name}: {sum(map(bool, n))} of {len(n)} splits have any" for name, n in counts.items())
     return Picture(
-        "null-discoveries",
-        f"Genes called in each split where nothing changed, at a target FDR of {level:.0%}; numbers count splits.",
-        f"Genes called in each split where nothing changed. {shares}.",
+        f"{kind}-discoveries",
+        f"Genes called in each split, {KIND_NAMES[kind]}, at a target FDR of {level:.0%}; numbers count splits.",
+        f"Genes called in each split, {KIND_NAMES[kind]}. {shares}.",
         lambda: _draw_null(counts),
     )
 
@@ -169,6 +187,33 @@ def _fdr_picture(rows: Sequence[Row]) -> Picture:
         f"Achieved against target false discovery rate. {points}.",
         lambda: _draw_fdr(bands),
     )
+
+
+def _undone(results: Row) -> list[Block]:
+    rows = rows_of(results, "undone", "method", "replicates", "level", "share_called", "share_of_calls", "verdict")
+    if not rows:
+        return []
+    body = [
+        {
+            **row,
+            "series": _series(row),
+            "share_called": None if row["share_called"] is None else Value(row["share_called"], row["share_called_se"]),
+            "share_of_calls": Value(row["share_of_calls"], row["share_of_calls_se"]),
+        }
+        for row in rows
+    ]
+    columns = [
+        Column("series", "method, replicates"),
+        *_question(rows),
+        Column("level", "target FDR, %", 0, 100),
+        Column("undone", "genes undone per comparison", 1),
+        Column("share_called", "of them called, % ± se", 1, 100),
+        Column("share_of_calls", "of all calls, % ± se", 1, 100),
+        Column("called", "called per comparison", 1),
+        Column("splits", "comparisons"),
+        Column("verdict", "verdict"),
+    ]
+    return [Table("undone", "Calls of genes whose change was undone, at several targets.", columns, body, _UNDOING)]
 
 
 class _Strata(NamedTuple):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from vaerdict.de.calibration import inputs, summary
 from vaerdict.de.calibration.halves import sample_splits
 from vaerdict.de.calibration.inputs import SPLITTING, Cells
 from vaerdict.de.calibration.page import from_run
-from vaerdict.de.calibration.task import NULL, SPIKE, split_work
+from vaerdict.de.calibration.task import MIXED, NULL, SPIKE, UNDONE, split_work
 from vaerdict.de.contrasts import FEWEST_CELLS, FEWEST_SAMPLES
-from vaerdict.de.options import CalibrateOptions, DEOptions
+from vaerdict.de.options import MIXED_SPLITS, UNDONE_SPLITS, CalibrateOptions, DEOptions
 from vaerdict.de.rivals import check_rivals
 from vaerdict.de.splitting import with_testing_layer
 from vaerdict.engines import Engine
@@ -32,7 +33,8 @@ from vaerdict.tasks import Task, TaskResults, run_tasks
 if TYPE_CHECKING:
     import pandas
 
-_SEEDS = {NULL: 61, SPIKE: 62}
+_SEEDS = {NULL: 61, SPIKE: 62, MIXED: 64, UNDONE: 65}
+_JOINED = {MIXED: " + ", UNDONE: " vs "}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +96,12 @@ def calibrate(
     The cells of a group are split at random into halves, which are compared with the options of
     `differential_expression`. In `splits` of them nothing changed, so that every discovery is false. In `spikes` more
     splits, known changes are planted by thinning counts (`vaerdict.de.calibration.halves`), so that achieved FDR, power
-    and coverage of the intervals are known. With `sample_key` whole samples are split, at least two per half; where
-    nothing changed, the comparison with cells as replicates is made as well. `rivals` are other tests
-    (`vaerdict.de.rivals`) that are asked about the same cells and genes, each judged by the question that it answers.
+    and coverage of the intervals are known. With two groups or more, `mixed` splits are of two groups pooled, and in
+    `undone` comparisons of two groups the change of some genes is undone (`vaerdict.de.calibration.undoing`): both show
+    whether a prior learned from other cells calls genes that did not change. With `sample_key` whole samples are
+    split, at least two per half; where nothing changed, the comparison with cells as replicates is made as well.
+    `rivals` are other tests (`vaerdict.de.rivals`) that are asked about the same cells and genes, each judged by the
+    question that it answers.
 
     Parameters
     ----------
@@ -105,7 +110,8 @@ def calibrate(
     groupby
         Column of obs that holds the groups.
     groups
-        The groups whose cells are split, each on its own; the largest group by default.
+        The groups whose cells are split, each on its own, and of two or more also every pair of them; the largest
+        group by default.
     model
         A fitted scvi-tools model, or the folder it was saved to, which every comparison uses.
     device
@@ -156,6 +162,7 @@ def calibrate(
     with TemporaryDirectory() as temporary:
         folder = Path(temporary if out is None else out)
         path = inputs.model_folder(model, folder / "inputs")
+        how = _with_pairs(how, analysis, chosen)
         cells = inputs.read_cells(adata, labels, chosen, analysis, path)
         tasks = _tasks(cells, chosen, how, analysis, {"device": device, "model": path and str(path)})
         work = partial(split_work, str(cells.store(folder / "inputs").resolve()))
@@ -180,9 +187,33 @@ def _check(how: CalibrateOptions, analysis: DEOptions) -> None:
         )
 
 
+def _with_pairs(how: CalibrateOptions, analysis: DEOptions, groups: Sequence[str]) -> CalibrateOptions:
+    """The options with the numbers of comparisons of two groups decided."""
+    asked = {"mixed": how.mixed, "undone": how.undone}
+    cells = analysis.sample_key is None and analysis.pair_by is None
+    for name in (name for name, n in asked.items() if n):
+        if len(groups) < 2:
+            raise SettingError(f"{name}={asked[name]} is about pairs of groups; name two or more with groups.")
+        if not cells:
+            raise SettingError(f"{name}={asked[name]} splits cells; leave it out, or sample_key and pair_by.")
+    centred = analysis.scale == "centred"
+    if how.undone and not centred:
+        raise SettingError(
+            f"undone={how.undone} with scale={analysis.scale!r}: changes are undone relative to the genes that do not "
+            "change; choose centred, or leave undone out."
+        )
+    learns = len(groups) > 1 and cells and analysis.prior != "none"
+    mixed, undone = (n * learns for n in (MIXED_SPLITS, UNDONE_SPLITS * centred))
+    return replace(
+        how,
+        mixed=mixed if how.mixed is None else how.mixed,
+        undone=undone if how.undone is None else how.undone,
+    )
+
+
 def _settings(analysis: DEOptions) -> dict[str, Any]:
-    """The options of every comparison, as JSON has them."""
-    options = {name: value for name, value in asdict(analysis).items() if name not in ("groupby", "pairs")}
+    """The options of every comparison, as JSON has them; `borrow` is another name of a `prior`."""
+    options = {name: value for name, value in asdict(analysis).items() if name not in ("groupby", "pairs", "borrow")}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
@@ -190,29 +221,36 @@ def _settings(analysis: DEOptions) -> dict[str, Any]:
 def _tasks(
     cells: Cells, groups: Sequence[str], how: CalibrateOptions, analysis: DEOptions, shared: dict[str, Any]
 ) -> list[Task]:
-    """Every split of every group, the unchanged ones first."""
+    """Every split of every group and the comparisons of pairs of groups, by kind."""
     options = {name: value for name, value in _settings(analysis).items() if name != "seed"}
     shared = {"data": cells.sha256, "groupby": analysis.groupby, "options": options, **shared}
     shared |= {"balance": how.balance, "share": how.share, "model_layer": cells.model_layer}
     shared["rivals"] = list(dict.fromkeys(how.rivals))
-    tasks: list[Task] = []
-    for place, group in enumerate(groups):
-        firsts = _sample_splits(cells, group, how, analysis)
-        for stage, n in ((NULL, how.splits), (SPIKE, how.spikes)):
-            n = min(n, len(firsts)) if firsts and stage == NULL else n
-            tasks += [
-                {
-                    "stage": stage,
-                    "seed": i,
-                    "group": group,
-                    "first": firsts[i % len(firsts)] if firsts else None,
-                    "entropy": [analysis.seed, _SEEDS[stage], place, i],
-                    "analysis_seed": analysis.seed + i,
-                    **shared,
-                }
-                for i in range(n)
-            ]
-    return sorted(tasks, key=lambda task: task["stage"] != NULL)
+    firsts = {group: _sample_splits(cells, group, how, analysis) for group in groups}
+
+    def task(stage: str, place: int, i: int, *names: str) -> Task:
+        ways = firsts[names[0]]
+        return {
+            "stage": stage,
+            "seed": i,
+            "group": _JOINED.get(stage, "").join(names),
+            "groups": list(names),
+            "first": ways[i % len(ways)] if ways else None,
+            "entropy": [analysis.seed, _SEEDS[stage], place, i],
+            "analysis_seed": analysis.seed + i,
+            **shared,
+        }
+
+    def of_groups(stage: str, n: int) -> list[Task]:
+        numbers = {group: min(n, len(firsts[group])) if firsts[group] and stage == NULL else n for group in groups}
+        return [task(stage, place, i, group) for place, group in enumerate(groups) for i in range(numbers[group])]
+
+    def of_pairs(stage: str, n: int | None) -> list[Task]:
+        pairs = list(combinations(groups, 2))
+        return [task(stage, i % len(pairs), i, *pairs[i % len(pairs)]) for i in range(n or 0)]
+
+    null, spikes = of_groups(NULL, how.splits), of_groups(SPIKE, how.spikes)
+    return [*null, *of_pairs(MIXED, how.mixed), *spikes, *of_pairs(UNDONE, how.undone)]
 
 
 def _sample_splits(cells: Cells, group: str, how: CalibrateOptions, analysis: DEOptions) -> list[list[str]]:
@@ -250,7 +288,9 @@ def _result(run: TaskResults, settings: dict[str, Any], cells: Cells) -> Calibra
     rows, overall, parts = (
         [row for result in run.results for row in result[key]] for key in ("rows", "overall", "strata")
     )
-    null, spikes, strata = summary.null_summary(rows), summary.spike_summary(rows), summary.strata_summary(parts)
+    null, mixed = (summary.null_summary(rows, kind) for kind in (NULL, MIXED))
+    spikes, undone = summary.spike_summary(rows), summary.undone_summary(rows)
+    strata = summary.strata_summary(parts)
     asked = {name: settings[name] for name in ("level", "delta", "shrinkage")}
     asked["replicates"] = "cells" if settings["sample_key"] is None else "samples"
     results = {
@@ -258,9 +298,11 @@ def _result(run: TaskResults, settings: dict[str, Any], cells: Cells) -> Calibra
         "settings": settings,
         "seed": settings["seed"],
         "seconds": run.seconds,
-        "verdict": summary.verdict(null, spikes, strata, **asked),
+        "verdict": summary.verdict(null, spikes, strata, mixed=mixed, undone=undone, **asked),
         "null": null,
+        "mixed": mixed,
         "spikes": spikes,
+        "undone": undone,
         "intervals": summary.interval_summary(strata),
         "fdr_mae": summary.mae_summary(overall),
         "strata": strata,

@@ -77,6 +77,7 @@ def counted(called: np.ndarray, changed: np.ndarray) -> dict[str, Any]:
     return {
         "n_genes": len(changed),
         "n_true": n_true,
+        "n_unchanged": len(changed) - n_true,
         "n_called": n,
         "n_false": n_false,
         "fdp": n_false / max(n, 1),

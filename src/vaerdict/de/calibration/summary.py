@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scipy import stats
 
 from vaerdict.de.calibration.strata import ALL, CHANGED, MEASURES, SIZE
-from vaerdict.de.calibration.task import NULL, REPORTED, SPIKE
+from vaerdict.de.calibration.task import MIXED, NULL, REPORTED, SPIKE, UNDONE
 from vaerdict.de.effects import INTERVAL
 from vaerdict.report.records import Row, grouped
 
@@ -19,7 +19,12 @@ RATE = 0.01
 FEWEST_SPLITS = 5
 """With fewer splits no favourable verdict is given."""
 
-KIND_NAMES = {NULL: "nothing changed", SPIKE: "changes planted"}
+KIND_NAMES = {
+    NULL: "nothing changed",
+    MIXED: "nothing changed, groups mixed",
+    SPIKE: "changes planted",
+    UNDONE: "changes undone",
+}
 
 TOO_MANY, CALIBRATED, CONSERVATIVE = "too many false", "calibrated", "conservative"
 COMPATIBLE, OPEN = "compatible", "not resolved"
@@ -31,11 +36,13 @@ FAR = 2.0
 
 RULE = (
     "Too many false: the share of unchanged splits with a discovery exceeds the target (exact binomial test), or the "
-    "mean share of false discoveries over splits with planted changes does (t-test). Conservative: that mean is below "
-    "the target. Calibrated: it is neither, and is below twice the target. Otherwise, and with fewer than five splits, "
-    "nothing is resolved. All tests are one-sided with a false-alarm rate of 1 %. The standard error is that over "
-    "random splits of these cells, and at least that of as many independent discoveries. Where cell types are compared "
-    "one by one, each with its own FDR, a split of each type counts."
+    "mean share of false discoveries over splits with planted changes does (t-test). Where groups were mixed and where "
+    "changes were undone the same tests can show too many false; genes whose change was undone are only some of those "
+    "that can be false. Conservative: the mean share with planted changes is below the target. Calibrated: it is "
+    "neither, and is below twice the target. Otherwise, and with fewer than five splits, nothing is resolved. All "
+    "tests are one-sided with a false-alarm rate of 1 %. The standard error is that over random splits of these cells, "
+    "and at least that of as many independent discoveries. Where cell types are compared one by one, each with its own "
+    "FDR, a split of each type counts."
 )
 _COMPARED = (
     "Reported is what `vaerdict de` reports. The other methods are tests of the same cells and genes, each judged by "
@@ -80,10 +87,13 @@ def significant_direction(mean: Mean, target: float, n_events: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------ summaries
-def null_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each method, kind of replicates and level: splits with any discovery, and discoveries per split."""
+def null_summary(rows: Sequence[Row], kind: str = NULL) -> list[dict[str, Any]]:
+    """For each method, kind of replicates and level: splits with any discovery, and discoveries per split.
+
+    `kind` is that of the splits in which nothing changed: of one group, or of groups mixed.
+    """
     summaries = []
-    for (replicates, method, level), splits in grouped(_of(rows, NULL), "replicates", "method", "level").items():
+    for (replicates, method, level), splits in grouped(_of(rows, kind), "replicates", "method", "level").items():
         n, n_any = len(splits), sum(row["n_called"] > 0 for row in splits)
         interval = stats.binomtest(n_any, n).proportion_ci(0.95, method="exact")
         mean = mean_of(row["n_called"] for row in splits)
@@ -91,6 +101,7 @@ def null_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
         p_value = float(stats.binom.sf(n_any - 1, n, level))
         summaries.append(
             {
+                "kind": kind,
                 "replicates": replicates,
                 "method": method,
                 "question": splits[0].get("question"),
@@ -119,6 +130,7 @@ def spike_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
         assert fdp is not None
         summaries.append(
             {
+                "kind": SPIKE,
                 "replicates": replicates,
                 "method": method,
                 "question": splits[0].get("question"),
@@ -147,6 +159,38 @@ def _spike_verdict(fdp: Mean, level: float, n_called: int) -> str:
     if direction < 0:
         return CONSERVATIVE
     return CALIBRATED if significant_direction(fdp, min(FAR * level, 1.0), n_called) < 0 else OPEN
+
+
+def undone_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """For each method and level: the share of the undone genes that is called, and their share of all calls.
+
+    Their share of all calls is a lower bound of the false discovery proportion.
+    """
+    summaries = []
+    for (replicates, method, level), splits in grouped(_of(rows, UNDONE), "replicates", "method", "level").items():
+        called = mean_of(row["n_false"] / row["n_unchanged"] if row["n_unchanged"] else None for row in splits)
+        of_calls, n_called = mean_of(row["fdp"] for row in splits), sum(row["n_called"] for row in splits)
+        assert of_calls is not None
+        too_many = significant_direction(of_calls, level, n_called) > 0
+        resolved = len(splits) >= FEWEST_SPLITS and n_called and called is not None
+        summaries.append(
+            {
+                "kind": UNDONE,
+                "replicates": replicates,
+                "method": method,
+                "question": splits[0].get("question"),
+                "level": level,
+                "splits": len(splits),
+                "undone": sum(row["n_unchanged"] for row in splits) / len(splits),
+                "share_called": None if called is None else called.value,
+                "share_called_se": None if called is None else called.se,
+                "share_of_calls": of_calls.value,
+                "share_of_calls_se": of_calls.se,
+                "called": n_called / len(splits),
+                "verdict": TOO_MANY if too_many else COMPATIBLE if resolved else OPEN,
+            }
+        )
+    return summaries
 
 
 def strata_summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -215,6 +259,8 @@ def verdict(
     spikes: Sequence[Row],
     strata: Sequence[Row],
     *,
+    mixed: Sequence[Row] = (),
+    undone: Sequence[Row] = (),
     level: float,
     delta: float,
     replicates: str,
@@ -226,6 +272,8 @@ def verdict(
     ----------
     null, spikes, strata : sequence of records
         What `null_summary`, `spike_summary` and `strata_summary` return.
+    mixed, undone : sequence of records
+        What `null_summary` of groups mixed and `undone_summary` return, where these were asked for.
     level, delta : float
         The FDR asked for, and the least change of interest.
     replicates : {"cells", "samples"}
@@ -239,17 +287,18 @@ def verdict(
         `fdr`, the verdict on the false discovery rate, `achieved_fdr` and `power` (None where nothing was planted),
         `replicates`, `messages` and the `rule` of the verdict.
     """
-    rows = [row for row in (*null, *spikes) if row["level"] == level]
-    asked_for = [row for row in rows if (row["method"], row["replicates"]) == (REPORTED, replicates)]
-    outcomes = [row["verdict"] for row in asked_for]
-    fdr = TOO_MANY if TOO_MANY in outcomes else outcomes[-1] if spikes else OPEN
+    rows = [row for row in (*null, *mixed, *spikes, *undone) if row["level"] == level]
+    mine = [row for row in rows if (row["method"], row["replicates"]) == (REPORTED, replicates)]
+    asked_for: dict[str, Row] = {row["kind"]: row for row in mine}
+    planted: Row = asked_for.get(SPIKE, {})
+    wrong = any(row["verdict"] == TOO_MANY for row in mine)
+    fdr = TOO_MANY if wrong else planted.get("verdict", OPEN)
     sizes = [row for row in strata if (row["kind"], row["by"]) == (SPIKE, SIZE) and row["value"] >= delta]
     sizes = [row for row in sizes if (row["method"], row["replicates"]) == (REPORTED, replicates)]
     first, later = [], []  # the analysis asked for comes first
     for row in (*rows, *interval_summary(strata)):
-        mine = (row.get("method", REPORTED), row["replicates"]) == (REPORTED, replicates)
-        (first if mine else later).append(_message(row, delta, shrinkage=shrinkage))
-    planted: Row = next((row for row in asked_for if "fdp" in row), {})
+        reported = (row.get("method", REPORTED), row["replicates"]) == (REPORTED, replicates)
+        (first if reported else later).append(_message(row, delta, shrinkage=shrinkage))
     return {
         "fdr": fdr,
         "achieved_fdr": planted.get("fdp"),
@@ -260,15 +309,23 @@ def verdict(
     }
 
 
-def _headline(fdr: str, rows: Sequence[Row], sizes: Sequence[Row], level: float, delta: float) -> str:
-    """The verdict in one line: what the FDR means here, and how many of the changed genes are found, by size."""
-    null, planted = (next((row for row in rows if ("fdp" in row) == spike), None) for spike in (False, True))
+def _headline(fdr: str, rows: Mapping[str, Row], sizes: Sequence[Row], level: float, delta: float) -> str:
+    """The verdict in one line: what the FDR means here, and how many of the changed genes are found, by size.
+
+    `rows` are the summaries of the analysis asked for, by kind.
+    """
+    null, mixed, planted, undone = (rows.get(kind) for kind in (NULL, MIXED, SPIKE, UNDONE))
     rate = []
     if planted is not None:
         meaning = f"an FDR of {level:.0%} means {_share(planted, 'fdp')} false here"
         rate = [meaning if planted["called"] else f"no gene is called at an FDR of {level:.0%}"]
     if null is not None:
         rate += [f"{null['splits_with_any']} of {null['splits']} splits where nothing changed have a discovery"]
+    if mixed is not None:
+        rate += [f"{mixed['splits_with_any']} of {mixed['splits']} splits of mixed groups have a discovery"]
+    if undone is not None and undone["share_called"] is not None:
+        called, of_calls = _share(undone, "share_called"), 100 * undone["share_of_calls"]
+        rate += [f"{called} of the genes whose change was undone are called ({of_calls:.1f} % of the calls)"]
     if planted is None or planted["tpr"] is None:
         power = "No change was planted, so that nothing is known about power."
     else:
@@ -276,7 +333,7 @@ def _headline(fdr: str, rows: Sequence[Row], sizes: Sequence[Row], level: float,
         found = " and ".join(f"{_share(row, 'tpr')} of those that changed by {row['value']:g}" for row in ends)
         power = f"Of the genes that changed by {delta:g} or more {_share(planted, 'tpr')} are found"
         power += f": {found}." if found else "."
-    return f"{_WORDS[fdr]}: {', and '.join(rate)}. {power}"
+    return f"{_WORDS[fdr]}: {', and '.join([', '.join(rate[:-1]), *rate[-1:]] if rate[1:] else rate)}. {power}"
 
 
 def _share(row: Row, key: str) -> str:
@@ -294,13 +351,20 @@ def _compared(rows: Sequence[Row]) -> list[str]:
 
 
 def _message(row: Row, delta: float, *, shrinkage: bool) -> str:
-    kind = row.get("kind", SPIKE if "fdp" in row else NULL)
     method = row.get("method", REPORTED)
-    start = f"{KIND_NAMES[kind].capitalize()}, {method}, {row['replicates']} as replicates: "
+    start = f"{KIND_NAMES[row['kind']].capitalize()}, {method}, {row['replicates']} as replicates: "
     if "coverage" in row:
         covered = f"{INTERVAL:.0%} intervals cover the true LFC for {_share(row, 'coverage')} of all genes"
         return f"{start}{covered}: {row['verdict']}.{changed_coverage(row, delta, shrinkage=shrinkage)}"
-    if kind == NULL:
+    if row["kind"] == UNDONE:
+        if row["share_called"] is None:
+            return f"{start}no gene clearly differs between the groups, so that none was undone: {row['verdict']}."
+        return (
+            f"{start}{_share(row, 'share_called')} of the genes whose change was undone are called; they are "
+            f"{_share(row, 'share_of_calls')} of all calls, the target allows {row['level']:.0%} false calls in all: "
+            f"{row['verdict']}."
+        )
+    if row["kind"] in (NULL, MIXED):
         return (
             f"{start}{row['splits_with_any']} of {row['splits']} splits have a discovery (95 % interval "
             f"{row['share_low']:.0%} to {row['share_high']:.0%}; the target allows {row['level']:.0%}), on average "

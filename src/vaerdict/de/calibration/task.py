@@ -12,6 +12,7 @@ import torch
 
 from vaerdict.de.calibration.halves import deal, kept_shares, planted, thinned, true_lfc
 from vaerdict.de.calibration.strata import Intervals, by_stratum, counted, stratify
+from vaerdict.de.calibration.undoing import undo_changes
 from vaerdict.de.contrasts import FEWEST_CELLS
 from vaerdict.de.data import column, gene_names
 from vaerdict.de.metrics import measure
@@ -21,7 +22,9 @@ from vaerdict.de.tables import LARGEST_LFSR
 from vaerdict.optional import isolated, require
 from vaerdict.tasks import Task
 
-NULL, SPIKE = "null", "spike"
+NULL, MIXED, SPIKE, UNDONE = "null", "mixed", "spike", "undone"
+"""Kinds of splits, in the order in which they are made."""
+
 LEVELS = (0.01, 0.05, 0.1, 0.2)
 """False discovery rates at which genes are called, besides the one asked for."""
 
@@ -47,14 +50,16 @@ class Compared(NamedTuple):
 
 
 def split_work(path: str, task: Task) -> dict[str, Any]:
-    """Compare the halves of one split of the cells stored at `path`, unchanged or with changes planted.
+    """Compare the halves of one split of the cells stored at `path`, unchanged or with changes planted or undone.
 
-    `task` names the `group` that is split, its samples in the `first` half (None where cells are split), the `entropy`
-    of the split, the `analysis_seed` and the `rivals`; `options` are those of `differential_expression`.
+    `task` names the `groups` that are split or compared, the samples in the `first` half (None where cells are split),
+    the `entropy` of the split, the `analysis_seed` and the `rivals`; `options` are those of `differential_expression`.
     """
     cells, rng = _stored(path, task["data"]), np.random.default_rng(task["entropy"])
     half = halves(cells, task, rng)
-    return _unchanged(cells, half, task) if task["stage"] == NULL else _spiked(cells, half, task, rng)
+    if task["stage"] == SPIKE:
+        return _spiked(cells, half, task, rng)
+    return _undone(cells, half, task, rng) if task["stage"] == UNDONE else _unchanged(cells, half, task)
 
 
 @lru_cache(maxsize=1)
@@ -64,22 +69,38 @@ def _stored(path: str, _digest: str) -> Any:
 
 
 def halves(cells: Any, task: Task, rng: np.random.Generator) -> np.ndarray:
-    """0 for cells of the first half, 1 for the second, -1 for cells of other groups. Shapes: ``-> (cells,)``."""
-    members = np.flatnonzero(column(cells, task["groupby"], role="groupby") == task["group"])
-    half = np.full(cells.n_obs, -1)
-    if task["first"] is None:
-        keys = {"within": task["options"]["within"], "balance": task["balance"]}
-        labels = [column(cells, key, role=role)[members] for role, key in keys.items() if key is not None]
-        strata = ["\0".join(map(str, cell)) for cell in zip(*labels, strict=True)] or [""] * len(members)
-        half[members] = np.where(deal(np.array(strata, dtype=object), rng, task["share"]), 0, 1)
+    """0 for cells of the first half, 1 for the second, -1 for all others. Shapes: ``-> (cells,)``.
+
+    Where changes are undone, the first half is of the first group and the second half of the second group, so that
+    two groups are compared with as many cells as the halves of either have. Groups are pooled otherwise.
+    """
+    group, half = column(cells, task["groupby"], role="groupby"), np.full(cells.n_obs, -1)
+    if task["first"] is not None:
+        members = np.flatnonzero(np.isin(group, task["groups"]))
+        owners = column(cells, task["options"]["sample_key"], role="sample_key")[members]
+        half[members] = [-1 if owner is None else 0 if owner in task["first"] else 1 for owner in owners]
         return half
-    owners = column(cells, task["options"]["sample_key"], role="sample_key")[members]
-    half[members] = [-1 if owner is None else 0 if owner in task["first"] else 1 for owner in owners]
+    apart = task["stage"] == UNDONE
+    for number, groups in enumerate([[name] for name in task["groups"]] if apart else [task["groups"]]):
+        members = np.flatnonzero(np.isin(group, groups))
+        side = np.where(deal(_strata(cells, members, task), rng, task["share"]), 0, 1)
+        half[members] = np.where(side == number, number, -1) if apart else side
     return half
 
 
+def _strata(cells: Any, members: np.ndarray, task: Task) -> np.ndarray:
+    """What both halves have in equal parts: types and what is to be balanced. Shapes: ``members (n,) -> (n,)``."""
+    keys = {"within": task["options"]["within"], "balance": task["balance"]}
+    labels = [column(cells, key, role=role)[members] for role, key in keys.items() if key is not None]
+    strata = ["\0".join(map(str, cell)) for cell in zip(*labels, strict=True)] or [""] * len(members)
+    return np.array(strata, dtype=object)
+
+
 def _unchanged(cells: Any, half: np.ndarray, task: Task) -> dict[str, Any]:
-    """No gene changed: all calls are false. Where samples were split, also with cells as replicates."""
+    """No gene changed: all calls are false. Where samples were split, also with cells as replicates.
+
+    In halves of several groups pooled the mix of groups differs by chance, as cell states do in a real comparison.
+    """
     measures: dict[str, Any] = {}
     for replicates in ["samples", "cells"] if task["options"]["sample_key"] else ["cells"]:
         compared = _compared(cells.X, cells, half, task, samples=replicates == "samples")
@@ -99,16 +120,33 @@ def _spiked(cells: Any, half: np.ndarray, task: Task, rng: np.random.Generator) 
     return _measured(compared, lfc[compared.genes], truth, task, "samples" if samples else "cells")
 
 
+def _undone(cells: Any, half: np.ndarray, task: Task, rng: np.random.Generator) -> dict[str, Any]:
+    """Two groups differ, but the change of some genes was undone: their calls are false, others are not judged."""
+    counts, undone = undo_changes(cells, task, rng)
+    compared = _compared(counts, cells, half, task, samples=False)
+    false = np.zeros(len(compared.genes), dtype=bool)
+    for row in compared.contrasts:
+        inside = (compared.table["contrast"] == row["name"]).to_numpy()
+        false[inside] = np.isin(compared.genes[inside], undone.get(row["within"], ()))
+    rows = _calls(compared, {BEYOND_DELTA: ~false, ANY_CHANGE: ~false}, task, "cells")
+    unknown = {"n_true": None, "tpr": None}
+    return {"rows": [row | unknown for row in rows], "overall": [], "strata": []}
+
+
 def _compared(counts: Any, cells: Any, half: np.ndarray, task: Task, *, samples: bool) -> Compared:
     """The comparison of the halves with the options of the analysis, and the rivals on the same cells and genes."""
-    pandas, anndata, obs = require("pandas", "bio"), require("anndata", "bio"), cells.obs
+    pandas, anndata = require("pandas", "bio"), require("anndata", "bio")
     labels = column(cells, task["groupby"], role="groupby")
     others = [None if label is None else f"of {label}" for label in labels]
     names = [other if h < 0 else (FIRST, SECOND)[h] for h, other in zip(half, others, strict=True)]
-    layers = {} if task["model_layer"] is None else {task["model_layer"]: counts}
+    obs = cells.obs.assign(**{HALF: pandas.Categorical(names)})
+    # cells of the groups in neither half are no cells to learn from: the analysis itself would compare them
+    there = (half >= 0) | ~np.isin(labels, task["groups"])
+    read = counts[there]
+    layers = {} if task["model_layer"] is None else {task["model_layer"]: read}
     options = task["options"] if samples else task["options"] | {"sample_key": None}
     result = differential_expression(
-        anndata.AnnData(counts, obs=obs.assign(**{HALF: pandas.Categorical(names)}), var=cells.var, layers=layers),
+        anndata.AnnData(read, obs=obs[there], var=cells.var, layers=layers),
         HALF,
         FIRST,
         SECOND,
@@ -176,33 +214,57 @@ def _truth(
 
 # ------------------------------------------------------------------------------------------------------ measures
 def _measured(compared: Compared, size: np.ndarray, truth: np.ndarray, task: Task, replicates: str) -> dict[str, Any]:
-    """Everything that is measured of one comparison: a list of rows for each kind of measure.
+    """Everything that is measured of one comparison whose truth is known: a list of rows for each kind of measure.
 
-    Each method is judged by the question that it answers: whether a gene changed by delta, or at all. Shapes: ``size
-    (rows,)`` the changes planted and ``truth (rows,)`` those that resulted.
+    Shapes: ``size (rows,)`` the changes planted and ``truth (rows,)`` those that resulted.
     """
-    names = {"kind": task["stage"], "group": task["group"], "split": task["seed"], "replicates": replicates}
-    table, delta, asked = compared.table, task["options"]["delta"], task["options"]["level"]
-    levels, truths = sorted({*LEVELS, asked}), {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
-    columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high", "q_value", "lfsr")
-    prob, lfc, low, high, q, lfsr = (table[name].to_numpy(dtype=np.float64) for name in columns)
-    is_de, strata = table["is_de"].to_numpy(dtype=bool), stratify(compared.expression, size, truth, delta)
+    delta, asked = task["options"]["delta"], task["options"]["level"]
+    truths = {BEYOND_DELTA: np.abs(truth) >= delta, ANY_CHANGE: size != 0}
+    columns = ("prob_de", "lfc_mean", "lfc_low", "lfc_high")
+    prob, lfc, low, high = (compared.table[name].to_numpy(dtype=np.float64) for name in columns)
+    intervals = Intervals((low <= truth) & (truth <= high), truth - lfc)
+    mae = measure(torch.from_numpy(prob), torch.from_numpy(lfc), torch.from_numpy(truth), delta)["fdr_mae"]
+    strata, parts = stratify(compared.expression, size, truth, delta), []
+    for names, called_at in _methods(compared, task, replicates):
+        own = intervals if names["method"] == REPORTED else None
+        measured = by_stratum(strata, called_at(asked), truths[names["question"]], size, own)
+        parts += [{**names, **row} for row in measured]
+    overall = {**_names(task, replicates), "method": REPORTED, "fdr_mae": mae}
+    return {"rows": _calls(compared, truths, task, replicates), "overall": [overall], "strata": parts}
 
-    def called(level: float) -> np.ndarray:
+
+def _names(task: Task, replicates: str) -> dict[str, Any]:
+    return {"kind": task["stage"], "group": task["group"], "split": task["seed"], "replicates": replicates}
+
+
+def _methods(
+    compared: Compared, task: Task, replicates: str
+) -> Iterable[tuple[dict[str, Any], Callable[[float], np.ndarray]]]:
+    """The names of every method and of its question, and the genes that it calls at a level."""
+    asked, names = task["options"]["level"], _names(task, replicates)
+    is_de = compared.table["is_de"].to_numpy(dtype=bool)
+    q, lfsr = (compared.table[name].to_numpy(dtype=np.float64) for name in ("q_value", "lfsr"))
+
+    def reported(level: float) -> np.ndarray:
         return is_de if level == asked else (q <= level) & (lfsr < LARGEST_LFSR)
 
-    named, changed = {**names, "method": REPORTED, "question": BEYOND_DELTA}, truths[BEYOND_DELTA]
-    intervals = Intervals((low <= truth) & (truth <= high), truth - lfc)
-    lists = _lists(compared, joint=task["options"]["joint_fdr"])
-    rows = [{**named, **row} for row in calls(called, changed, levels, lists, prob)]
-    parts = [{**named, **row} for row in by_stratum(strata, is_de, changed, size, intervals)]
-    mae = measure(torch.from_numpy(prob), torch.from_numpy(lfc), torch.from_numpy(truth), delta)["fdr_mae"]
+    yield {**names, "method": REPORTED, "question": BEYOND_DELTA}, reported
     for name, answer in compared.rivals.items():
-        named = {**names, "method": name, "question": RIVALS[name].question}
-        changed = truths[named["question"]]
-        rows += [{**named, **row} for row in calls(answer.called, changed, levels, lists)]
-        parts += [{**named, **row} for row in by_stratum(strata, answer.called(asked), changed, size)]
-    return {"rows": rows, "overall": [{**names, "method": REPORTED, "fdr_mae": mae}], "strata": parts}
+        yield {**names, "method": name, "question": RIVALS[name].question}, answer.called
+
+
+def _calls(compared: Compared, truths: Mapping[str, np.ndarray], task: Task, replicates: str) -> list[dict[str, Any]]:
+    """What every method calls in each list at each level, judged by the question that it answers.
+
+    Shapes: ``truths (rows,)`` bool, the genes that changed by delta, and at all.
+    """
+    levels = sorted({*LEVELS, task["options"]["level"]})
+    lists = _lists(compared, joint=task["options"]["joint_fdr"])
+    prob, rows = compared.table["prob_de"].to_numpy(dtype=np.float64), []
+    for names, called_at in _methods(compared, task, replicates):
+        own = prob if names["method"] == REPORTED else None
+        rows += [{**names, **row} for row in calls(called_at, truths[names["question"]], levels, lists, own)]
+    return rows
 
 
 def _lists(compared: Compared, *, joint: bool) -> dict[str | None, np.ndarray]:

@@ -90,7 +90,9 @@ class LearnedPrior:
         return PredictedPosterior(
             LfcPosterior(likelihood, self.own),
             follows,
-            _Smoothed(points, mass / mass.sum(-1, keepdim=True).clamp_min(1e-300), variance.sqrt().clamp_min(_LEAST_SD)),
+            _Smoothed(
+                points, mass / mass.sum(-1, keepdim=True).clamp_min(1e-300), variance.sqrt().clamp_min(_LEAST_SD)
+            ),
         )
 
     def _summary(self, weight: Tensor) -> Summary:
