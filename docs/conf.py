@@ -58,6 +58,7 @@ napoleon_use_rtype = False
 
 # theme
 html_theme = "sphinx_book_theme"
+html_context = {"default_mode": "auto"}
 html_title = "vaerdict"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
