@@ -41,7 +41,7 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/vaerdict bench all --out paper/results/bench
+	$(BIN)/vaerdict bench all --force --out paper/results/bench
 
 # the site, offline and without warnings: build/site/index.html
 docs: install

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vaerdict import cli
+from vaerdict.cli import progress
 from vaerdict.inference import blocks
 from vaerdict.noise import seeded
 
@@ -70,6 +71,8 @@ def global_state_is_left_alone():
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Run `vaerdict ...` in this process; returns exit code, stdout, stderr."""
+
+    monkeypatch.setattr(progress, "FIRST_S", float("inf"))  # no lines about progress, however slow the machine
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["vaerdict", *map(str, arguments)])

@@ -69,7 +69,7 @@ def contrast_record(name: str, rows: Rows | None = None, **changes: Any) -> dict
         "n_up": sum(r["lfc_mean"] > 0 for r in called), "n_down": sum(r["lfc_mean"] <= 0 for r in called),
         "expected_fdr": max((r["q_value"] for r in called), default=0.0), "level": LEVEL, "delta": DELTA,
         "joint_fdr": False, "n_tested": len(rows), "n_expressed": len(rows), "least_cells": 10,
-        "share_by_model": 0.0, "share_contradicted": None,
+        "share_contradicted": None, "prior": None,
         "fdr_curve": {
             "k": k.tolist(), "expected": q[k - 1].tolist(), "low": (0.8 * q[k - 1]).tolist(),
             "high": (1.25 * q[k - 1]).tolist(),

@@ -13,6 +13,7 @@ from annotate_toys import markers, pair
 from vaerdict.annotation import annotate
 from vaerdict.annotation.columns import CELLS
 from vaerdict.annotation.options import AnnotateOptions
+from vaerdict.cli.annotate import annotate as annotate_command
 from vaerdict.cli.options import option_names
 from vaerdict.options import options_of
 
@@ -86,6 +87,7 @@ def test_a_hidden_type_is_called_novel(command, files, tmp_path):
     assert f"Page: {folder / 'report.html'}" in out
     assert {path.name for path in folder.iterdir()} == {
         "cells.csv", "cells.parquet", "annotated.h5ad", "results.json", "manifest.json", "report.html", "figures",
+        "run.json",
     }  # fmt: skip
 
 
@@ -234,4 +236,4 @@ def test_a_missing_file_and_a_folder_of_another_experiment_are_refused(command, 
 def test_messages_name_options_and_leave_words_alone():
     message = "layer='raw': name a layer or batch_key; my_layer=2, --layer=3, labels='layer'"
     expected = "--layer='raw': name a layer or --batch-key; my_layer=2, --layer=3, --labels='layer'"
-    assert option_names(message, AnnotateOptions, labels="--labels") == expected
+    assert option_names(message, annotate_command) == expected

@@ -9,8 +9,8 @@ from scipy import sparse, stats
 import annotate_toys as toys
 import vaerdict as vd
 from vaerdict.annotation import groups, novelty
-from vaerdict.annotation.features import principal_components
 from vaerdict.annotation.labels import label_probabilities
+from vaerdict.de.components import principal_components
 from vaerdict.selective import ConformalUnits
 from vaerdict.selective.units import MAX_UNITS
 

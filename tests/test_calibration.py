@@ -404,9 +404,7 @@ def test_the_same_seed_gives_the_same_table_and_a_stopped_run_goes_on(tmp_path):
     finished = sorted((tmp_path / "whole" / "tasks").glob("*.json"))
     assert len(finished) == 3
     finished[1].unlink()
-    with pytest.raises(SettingError, match="--resume"):
-        calibrate(adata, "group", **options, out=tmp_path / "whole")
-    again = calibrate(adata, "group", **options, out=tmp_path / "whole", resume=True)
+    again = calibrate(adata, "group", **options, out=tmp_path / "whole")
     pd.testing.assert_frame_equal(again.table, calibration.table)
     written = (tmp_path / "whole" / "calibrate.csv").read_text()
     assert pd.read_csv(tmp_path / "whole" / "calibrate.csv").shape == (3 * 4, 16)
@@ -598,7 +596,7 @@ def test_a_fitted_model_is_calibrated_as_an_object_and_from_its_folder(scvi_mode
     assert (tmp_path / "run" / "inputs").is_dir()
     assert set(by_object.table["n_genes"]) == {40}  # all genes of the model
     assert by_object.results["settings"]["model"] == "SCVI"
-    again = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", resume=True, **options)
+    again = calibrate(adata, "group", ["A"], model=model, out=tmp_path / "run", **options)
     pd.testing.assert_frame_equal(by_object.table, again.table)
     assert again.results["seconds"] == by_object.results["seconds"]  # nothing was done again
     pairs = calibrate(

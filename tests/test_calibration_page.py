@@ -234,8 +234,7 @@ def test_a_run_writes_its_folder_says_the_verdict_first_and_goes_on(command, dat
     assert list(table[0]) == names(CALIBRATE)
     pairs = {("mixed", "A + B"), ("undone", "A vs B")}
     assert {(row["kind"], row["group"]) for row in table} == {(k, g) for k in ("null", "spike") for g in "AB"} | pairs
-    assert "--resume" in command("calibrate", *options)[2]
-    code, out, _ = command("calibrate", *options, "--resume", "--json")
+    code, out, _ = command("calibrate", *options, "--json")
     assert code == 0
     assert json.loads(out)["verdict"]["fdr"] == summary.OPEN
 

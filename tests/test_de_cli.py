@@ -70,14 +70,17 @@ def test_workers_change_nothing(command, data, tmp_path):
     [
         (("--groupby", "group", "--groups", "A", "B", "--engine", "dask"), "choose local or ray"),
         (("--groupby", "group", "--groups", "A", "B", "--address", "h:1"), "say --engine ray too"),
-        (("--groupby", "grp", "--groups", "A", "B"), "groupby='grp' is no column of obs"),
-        (("--groupby", "group", "--groups", "A", "Z"), "is no group of 'group'"),
+        (("--groupby", "grp", "--groups", "A", "B"), "error: --groupby='grp' is no column of obs"),
+        (("--groupby", "group", "--groups", "A", "Z"), "--groups='Z' is no group of 'group'"),
         (("--groupby", "group"), "name two with --groups"),
         (("--groupby", "group", "--groups", "A", "B", "--keep-genes", "g1, G2"), "'G2' (did you mean 'g2'?)"),
-        (("--groupby", "group", "--groups", "A", "B", "--gene-symbols", "name"), "gene_symbols='name' is no column of"),
-        (("--groupby", "group", "--groups", "A", "B", "--scale", "ln"), "scale='ln'"),
+        (
+            ("--groupby", "group", "--groups", "A", "B", "--gene-symbols", "name"),
+            "--gene-symbols='name' is no column of",
+        ),
+        (("--groupby", "group", "--groups", "A", "B", "--scale", "ln"), "--scale='ln'"),
         (("--groupby", "group", "--groups", "A", "B", "--model", "nowhere"), "nowhere holds no model.pt"),
-        (("--groupby", "group", "--groups", "A", "B", "--layer", "raw"), "layer='raw' is not there"),
+        (("--groupby", "group", "--groups", "A", "B", "--layer", "raw"), "--layer='raw' is not there"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(command, data, tmp_path, words, message):

@@ -49,9 +49,7 @@ def csv_rows(folder: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A rendered run of simulated data with a model that decides, shared by the tests that only read it."""
-    folder = run_in(
-        tmp_path_factory.mktemp("de"), simulated=True, model=model_record(), contrast={"share_by_model": None}
-    )
+    folder = run_in(tmp_path_factory.mktemp("de"), simulated=True, model=model_record())
     render(folder)
     return folder
 

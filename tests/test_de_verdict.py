@@ -10,12 +10,22 @@ import pytest
 from de_runs import NAMES, contrast_record, model_record, run_in
 from outline import outline
 from vaerdict.de.page.document import from_run
-from vaerdict.de.verdict import CAUTION, CERTIFIED, DECIDERS, FEW, advice, decided_by, findings, verdict
+from vaerdict.de.verdict import (
+    CAUTION,
+    CERTIFIED,
+    DECIDERS,
+    FEW,
+    GOOD_PREDICTION,
+    advice,
+    decided_by,
+    findings,
+    verdict,
+)
 from vaerdict.report import text
 
 INFERENCE = {"certified": 0.99, "caution": 0.9, "refused": 0.5}
 FIT = {"fits": 0, "doubtful": 1, "wrong": 2}
-DECIDED = {"counts": 0.0, "both": 0.3, "model": None}
+ROLES = {"counts": "checks", "model": "decides"}
 
 
 def contrast(**changes: Any) -> dict[str, Any]:
@@ -47,8 +57,8 @@ def test_without_a_model_nothing_is_said_about_one():
     record = verdict([contrast(n_discoveries=3, n_up=2, n_down=1)], replicates="cells", model=None)
     states = {key: value for key, value in record.items() if key != "messages"}
     assert states == {
-        "decided_by": "counts", "size": "enough", "replicates": "cells", "inference": None, "fit": None,
-        "agreement": None,
+        "decided_by": "counts", "size": "enough", "replicates": "cells", "prior": None, "inference": None,
+        "fit": None, "agreement": None,
     }  # fmt: skip
     assert record["messages"] == [
         "3 genes are called in A vs B at an expected FDR of 0.05, with |LFC| at least 0.5: 2 higher in A, 1 higher in "
@@ -60,24 +70,17 @@ def test_without_a_model_nothing_is_said_about_one():
 
 
 @pytest.mark.parametrize(
-    ("shares", "record", "decided"),
-    [
-        ((0.0, 0.0), None, "counts"),
-        ((0.0, 0.0), {"role": "checks"}, "counts"),
-        ((0.0, 0.0), {"role": "decides"}, "counts"),
-        ((0.0, 0.2), {"role": "decides"}, "both"),
-        ((None,), {"role": "decides"}, "model"),
-    ],
+    ("record", "decided"), [(None, "counts"), ({"role": "checks"}, "counts"), ({"role": "decides"}, "model")]
 )
-def test_who_decided_follows_the_share_of_the_model(shares, record, decided):
-    assert decided_by([{"share_by_model": share} for share in shares], record) == decided
+def test_who_decided_follows_the_role_of_the_model(record, decided):
+    assert decided_by(record) == decided
 
 
-@pytest.mark.parametrize("decided", DECIDED)
+@pytest.mark.parametrize("decided", ROLES)
 @pytest.mark.parametrize("inference", INFERENCE)
 @pytest.mark.parametrize("fit", FIT)
 def test_advice_follows_the_verdict(decided, inference, fit):
-    rows, record = [contrast(**SAMPLES, share_by_model=DECIDED[decided])], model(inference, fit)
+    rows, record = [contrast(**SAMPLES)], model(inference, fit, role=ROLES[decided])
     state = verdict(rows, replicates="samples", model=record)
     assert (state["decided_by"], state["inference"], state["fit"]) == (decided, inference, fit)
     said = steps(rows, record)
@@ -88,25 +91,25 @@ def test_advice_follows_the_verdict(decided, inference, fit):
     assert ("holds raw counts" in said) == (fit == "wrong")
     assert ("See the checks below" in said) == (fit == "doubtful")
     assert ("`vaerdict calibrate`" in said) == (decided == "counts")
-    assert ("--borrow" in said) == (decided == "both")
 
 
-@pytest.mark.parametrize("decided", DECIDED)
+@pytest.mark.parametrize("decided", ROLES)
 def test_a_model_that_fails_is_named_for_what_it_was(decided):
-    rows = [contrast(share_by_model=DECIDED[decided])]
-    messages = verdict(rows, replicates="cells", model=model("refused", "wrong"))["messages"]
+    record = model("refused", "wrong", role=ROLES[decided])
+    messages = verdict([contrast()], replicates="cells", model=record)["messages"]
     failed = [m for m in messages if m.startswith(("Inference is refused", "The model does not fit"))]
     assert len(failed) == 2
     assert all(("The calls do not rest on it." in message) == (decided == "counts") for message in failed)
 
 
 def test_the_verdict_begins_with_what_the_calls_rest_on():
-    by_counts = verdict([contrast(share_contradicted=0.02)], replicates="cells", model=model("refused"))
+    checked = model("refused", role="checks")
+    by_counts = verdict([contrast(share_contradicted=0.02)], replicates="cells", model=checked)
     order = ["genes are called", "from the raw counts", "Cells are the", "Inference", "model fits", "contradict the mo"]
     places = [next(i for i, message in enumerate(by_counts["messages"]) if part in message) for part in order]
     assert places == [0, 1, 2, 3, 4, 5]
     assert not any("refits" in message for message in by_counts["messages"])
-    by_model = verdict([contrast(share_by_model=None)], replicates="cells", model=model())
+    by_model = verdict([contrast()], replicates="cells", model=model())
     assert [re.split("[ :]", message)[0] for message in by_model["messages"][1:]] == [
         "The",
         "Inference",
@@ -116,36 +119,27 @@ def test_the_verdict_begins_with_what_the_calls_rest_on():
 
 
 def test_the_error_of_a_model_that_decides_comes_from_refits():
-    for share, subject in ((None, "Intervals"), (0.3, "Intervals of the genes that the model decides")):
-        rows = [contrast(**SAMPLES, share_by_model=share)]
-        with_refits = verdict(rows, replicates="cells", model=model())["messages"][1]
-        assert f"{subject} include the error of the model, estimated from 3 refits." in with_refits
-        without = verdict(rows, replicates="cells", model=model(refits=0))["messages"][1]
-        assert f"{subject} leave out the error of the model (no refits) and are too narrow." in without
-        assert "--refits 3" in steps(rows, model(refits=0))
-        assert "--refits" not in steps(rows, model())
-    assert "--refits" not in steps([contrast(**SAMPLES)], model(refits=0))
+    rows = [contrast(**SAMPLES)]
+    with_refits = verdict(rows, replicates="cells", model=model())["messages"][1]
+    assert "Intervals include the error of the model, estimated from 3 refits." in with_refits
+    without = verdict(rows, replicates="cells", model=model(refits=0))["messages"][1]
+    assert "Intervals leave out the error of the model (no refits) and are too narrow." in without
+    assert "--refits 3" in steps(rows, model(refits=0))
+    assert "--refits" not in steps(rows, model())
+    assert "--refits" not in steps(rows, model(refits=0, role="checks"))
 
 
-def test_cells_taken_to_be_of_the_kinds_compared_are_named():
-    messages = verdict([contrast(share_by_model=0.3)], replicates="cells", model=model())["messages"]
-    assert "The model decides 30% of the genes" in messages[1]
-    assert "are taken to be of the kinds compared (borrow)" in messages[1]
-
-
-@pytest.mark.parametrize("decided", ["counts", "both"])
+@pytest.mark.parametrize("decided", ROLES)
 @pytest.mark.parametrize(("share", "state"), [(0.02, "agree"), (0.5, "disagree")])
 def test_agreement_is_that_of_the_worst_contrast(decided, share, state):
-    rows = [
-        contrast(name=name, share_by_model=DECIDED[decided], share_contradicted=value)
-        for name, value in (("A vs C", 0.01), ("A vs B", share))
-    ]
-    record = verdict(rows, replicates="cells", model=model())
+    rows = [contrast(name=name, share_contradicted=value) for name, value in (("A vs C", 0.01), ("A vs B", share))]
+    of_model = model(role=ROLES[decided])
+    record = verdict(rows, replicates="cells", model=of_model)
     (message,) = [message for message in record["messages"] if "contradict the model" in message]
     assert record["agreement"] == state
     assert message.startswith(f"The counts of {share:.0%} of the genes contradict the model in A vs B")
     assert (DECIDERS[decided].disagree in message) == (state == "disagree")
-    assert ("lfc_mean and model_lfc differ" in steps(rows, model(), "cells")) == (state == "disagree")
+    assert ("lfc_mean and model_lfc differ" in steps(rows, of_model, "cells")) == (state == "disagree")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +179,42 @@ def test_advice_names_samples_batches_and_a_first_look():
     )
 
 
+def prior(correlation: float = 0.8, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "profile", "used": True, "reason": None, "n_other": 1234, "correlation": correlation, "slope": 0.9,
+        "share_following": 0.6, "n_counts": 30, "n_by_prior": 12,
+    } | changes  # fmt: skip
+
+
+@pytest.mark.parametrize(("correlation", "state"), [(GOOD_PREDICTION, "good"), (GOOD_PREDICTION - 0.01, "weak")])
+def test_a_prior_is_as_good_as_its_prediction(correlation, state):
+    rows = [contrast(**SAMPLES, prior=prior(correlation))]
+    record = verdict(rows, replicates="samples", model=None)
+    assert record["prior"] == state
+    (message,) = [message for message in record["messages"] if "predicted" in message]
+    for part in ("clusters of 1,234 other cells", f"is {correlation:.2f}. 30 genes", "the counts alone, 12 only"):
+        assert part in message
+    assert "--prior none" in steps(rows, None)
+    assert "--prior none" not in steps([contrast(**SAMPLES, prior=prior(n_by_prior=0))], None)
+    of_model = verdict([contrast(prior=prior(kind="model"))], replicates="cells", model=None)
+    assert any("by a model of 1,234 other cells" in message for message in of_model["messages"])
+
+
+def test_the_prior_of_the_best_contrast_is_named_and_the_calls_of_all_are_counted():
+    rows = [contrast(name=name, prior=prior(r)) for name, r in (("A vs B", 0.2), ("A vs C", 0.7))]
+    record = verdict([*rows, contrast(prior=prior(used=False))], replicates="cells", model=None)
+    (message,) = [message for message in record["messages"] if "predicted" in message]
+    assert record["prior"] == "good"
+    assert "is 0.70 in the best of 2 contrasts. 60 genes are called by the counts alone, 24 only with" in message
+
+
+def test_why_there_is_no_prior_is_said():
+    unused = {"kind": "profile", "used": False, "reason": "7 cells are too few", "n_other": 7}
+    record = verdict([contrast(prior=unused)], replicates="cells", model=None)
+    assert record["prior"] == "none"
+    assert "stand alone: 7 cells are too few to learn a prior for fold changes." in " ".join(record["messages"])
+
+
 def test_the_page_says_who_decided(tmp_path):
     record = model_record(role="checks", diagnostics=[{"group": "B cells", "n_cells": 9, "khat": 0.9, "share_ok": 0.5}])
     agree = {"share_contradicted": 0.0}
@@ -194,17 +224,8 @@ def test_the_page_says_who_decided(tmp_path):
     for part in ("Genes are called from the raw counts", "Inference is refused", "The calls do not rest on it."):
         assert part in seen
     assert "Do not use the list" not in seen
-    assert "decided by the model, %" not in seen
-    folder = run_in(
-        tmp_path / "no-refits",
-        n_genes=20,
-        names=NAMES[:1],
-        model=model_record(refits=0),
-        contrast={"share_by_model": 0.4},
-    )
-    seen = text(from_run(folder))
-    assert "as a first look" in seen
-    assert "decided by the model, %" in seen
+    folder = run_in(tmp_path / "no-refits", n_genes=20, names=NAMES[:1], model=model_record(refits=0))
+    assert "as a first look" in text(from_run(folder))
 
 
 def test_pairs_and_the_rate_over_contrasts_are_said():

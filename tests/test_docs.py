@@ -11,9 +11,12 @@ import pytest
 import vaerdict as vd
 from vaerdict.de import analysis, data
 from vaerdict.de.effects import ESTIMANDS, INTERVAL
-from vaerdict.de.options import ENOUGH_CELLS, FEWEST_SEEN, SHARE_SEEN, DEOptions
+from vaerdict.de.options import ENOUGH_CELLS, FEWEST_SEEN, PRIORS, SHARE_SEEN, DEOptions
+from vaerdict.de.prior import profile
+from vaerdict.de.prior.prediction import BLOCKS
+from vaerdict.de.prior.stage import FEWEST_DF, FEWEST_GENES, FEWEST_OTHER
 from vaerdict.de.shrinkage import WIDTHS
-from vaerdict.de.verdict import CAUTION, CERTIFIED, DECIDERS, FEW, MOST_CONTRADICTED
+from vaerdict.de.verdict import CAUTION, CERTIFIED, DECIDERS, FEW, GOOD_PREDICTION, MOST_CONTRADICTED
 from vaerdict.options import options_of
 
 ROOT = Path(__file__).parent.parent
@@ -77,9 +80,10 @@ def test_de_describes_every_scale_as_the_code_does():
 
 def test_de_describes_the_verdict_as_the_code_does():
     parts = rows_under("Read the verdict")
-    assert parts.keys() == {"decided_by", "replicates", "size", "agreement", "fit", "inference"}
+    assert parts.keys() == {"decided_by", "replicates", "size", "prior", "agreement", "fit", "inference"}
     assert all(name in parts["decided_by"] for name in DECIDERS)
     assert f"at least {FEW['cells']} cells, or {FEW['samples']} samples" in parts["size"]
+    assert f"at least {GOOD_PREDICTION}, less" in parts["prior"]
     assert f"the counts of more than {100 * MOST_CONTRADICTED:.0f} % of the genes contradict" in parts["agreement"]
     assert f"at least {100 * CERTIFIED:.0f} %, at least {100 * CAUTION:.0f} %, fewer" in parts["inference"]
 
@@ -99,8 +103,23 @@ def test_de_states_the_limits_of_the_code():
 
 def test_de_tells_when_a_model_runs():
     named = set(rows_under("When to add a model"))
-    model = {option.flag for option in options_of(DEOptions) if option.name in ("check_model", "borrow")}
-    assert named == model | {"--model DIR", "--scale pair"}
+    assert named == {"--prior model", "--check-model", "--model DIR", "--scale pair"}
+    assert {name.split()[0] for name in named} - {"--model"} <= {option.flag for option in options_of(DEOptions)}
+
+
+def test_de_describes_the_prior_as_the_code_does():
+    text, rows = " ".join(DE.split()), rows_under("What other cells tell: the prior")
+    record = {"kind", "n_other", "correlation", "slope", "share_following", "n_counts", "n_by_prior"}
+    assert rows.keys() - record == {f"--prior {kind}" for kind in PRIORS}
+    assert record <= rows.keys()
+    assert "the default" in rows[f"--prior {DEOptions.prior}"]
+    assert f"at most {profile.CLUSTERS} clusters" in rows["--prior profile"]
+    assert f"{analysis.MOST_OTHER:,} of them are used" in text
+    assert f"fewer than {FEWEST_OTHER} cells that are not compared" in text
+    assert f"fewer than {FEWEST_GENES} expressed genes" in text
+    assert f"fewer than {FEWEST_DF} degrees of freedom" in text
+    assert BLOCKS == 5
+    assert "into five blocks" in text
 
 
 # --------------------------------------------------------------------------------------------------------- verdicts

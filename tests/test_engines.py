@@ -253,14 +253,12 @@ def test_ordered_results_are_yielded_as_early_as_possible():
 def test_two_ray_workers_give_the_results_of_one_process_though_one_is_killed(cluster, tmp_path):
     tasks = [{"seed": s, "folder": str(tmp_path), "sleep": 0.3, "dies": s == 1} for s in range(6)]
     reports: list[tuple[int, int]] = []
-    run = run_tasks(
-        slow_work, tasks, tmp_path / "ray", resume=False, engine=Ray(), progress=lambda a, b, _: reports.append((a, b))
-    )
+    run = run_tasks(slow_work, tasks, tmp_path / "ray", engine=Ray(), progress=lambda a, b, _: reports.append((a, b)))
     dead, alive = int((tmp_path / "died-1").read_text()), {result["pid"] for result in run.results}
     assert reports == [(i, 6) for i in range(7)]
     assert os.getpid() not in {dead, *alive}
     assert alive - {dead}
-    local = run_tasks(slow_work, tasks, tmp_path / "local", resume=False, workers=1)  # the marker exists now
+    local = run_tasks(slow_work, tasks, tmp_path / "local", workers=1)  # the marker exists now
     assert [r["value"] for r in run.results] == [r["value"] for r in local.results]
     assert cluster.is_initialized()
 
@@ -275,7 +273,7 @@ def test_an_interrupted_ray_run_stores_finished_tasks_and_drops_the_others(clust
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_tasks(slow_work, tasks, tmp_path / "out", resume=False, engine=Ray(), progress=interrupt)
+        run_tasks(slow_work, tasks, tmp_path / "out", engine=Ray(), progress=interrupt)
     assert len(list((tmp_path / "out" / "tasks").glob("*.json"))) == 1
     time.sleep(1.0)  # cancelling is not immediate
     begun = len(list(tmp_path.glob("began-*")))

@@ -115,7 +115,7 @@ def test_blocks_have_a_language_and_few_are_not_run():
 def cells() -> Any:
     """Counts of three cell types, of cases and controls of eight donors; some cells without a type."""
     ad, pd = pytest.importorskip("anndata"), pytest.importorskip("pandas")
-    rng, n, genes = np.random.default_rng(0), 240, 30
+    rng, n, genes = np.random.default_rng(0), 240, 60
     kind = np.array(["B", "CD14+ Mono", "Mono", None], dtype=object)[np.arange(n) % 4]
     rate = np.exp(rng.normal(1.0, 0.5, size=genes)) * np.exp(rng.normal(0, 0.2, size=(n, 1)))
     rate[:, :4] *= np.where(kind == "B", 4.0, 1.0)[:, None]
@@ -180,7 +180,6 @@ QUICK = {
     "vd.IWAE, vd.WW, vd.CHI]": "vd.IWAE, vd.WW, vd.CHI], settings=vd.Settings(n_particles=4, epochs=4)",
     "SelectiveClassifier(": "SelectiveClassifier(epochs=2, proposals=(), n_draws=50, ",
     "X[1200:]": "X[1200:1220]",
-    "borrow=True": "borrow=True, objectives=('VAE',)",
     "splits=20, spikes=10": "splits=2, spikes=1, n_draws=50",
     LEIDEN: "from sklearn.cluster import KMeans\n"
     "part.obs['leiden'] = KMeans(3, random_state=0).fit_predict(part.obsm['X_pca']).astype(str)",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,6 +44,21 @@ def test_a_writer_that_raises_leaves_the_old_file_and_nothing_else(tmp_path, exi
     with pytest.raises(Interrupted):
         write()
     assert [p.read_text() for p in tmp_path.iterdir()] == (["old"] if existing else [])
+
+
+def write_half(path: Path, error: Exception) -> None:
+    with io.replacing(path) as partial:
+        partial.write_text("half")
+        raise error
+
+
+def test_a_full_disk_is_an_error_of_files_whatever_the_writer_raises(tmp_path, monkeypatch):
+    for message, free in (("I/O error: No space left on device (os error 28)", 10**9), ("cannot write", 0)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        with pytest.raises(OSError, match="No space left") as stop:
+            write_half(tmp_path / "x", RuntimeError(message))
+        assert (stop.value.errno, stop.value.filename) == (errno.ENOSPC, str(tmp_path / "x"))
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

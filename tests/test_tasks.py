@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from vaerdict.core import SettingError
 from vaerdict.noise import seeded
 from vaerdict.tasks import run_tasks, task_name
 
@@ -47,7 +46,6 @@ def test_results_are_in_the_order_of_the_tasks(tmp_path):
         work,
         tasks(tmp_path),
         tmp_path / "out",
-        resume=False,
         workers=1,
         progress=lambda a, b, _: reports.append((a, b)),
     )
@@ -59,20 +57,11 @@ def test_results_are_in_the_order_of_the_tasks(tmp_path):
     assert reports == [(i, 5) for i in range(6)]
 
 
-def test_a_folder_with_results_needs_resume(tmp_path):
-    run_tasks(work, tasks(tmp_path, 2), tmp_path / "out", resume=False, workers=1)
-    with pytest.raises(SettingError, match="out already holds results of a run; continue it with --resume, or choose"):
-        run_tasks(work, tasks(tmp_path, 2), tmp_path / "out", resume=False, workers=1)
-    with pytest.raises(SettingError, match="already holds results"):  # other tasks, but the same folder
-        run_tasks(work, tasks(tmp_path, 7)[:1], tmp_path / "out", resume=False, workers=1)
-    assert times_done(tmp_path) == {"0": 1, "1": 1}
-
-
 def test_resuming_uses_stored_results(tmp_path):
-    first = run_tasks(work, tasks(tmp_path, 3), tmp_path / "out", resume=False, workers=1)
+    first = run_tasks(work, tasks(tmp_path, 3), tmp_path / "out", workers=1)
     reports: list[int] = []
     resumed = run_tasks(
-        work, tasks(tmp_path, 5), tmp_path / "out", resume=True, workers=1, progress=lambda a, b, _: reports.append(a)
+        work, tasks(tmp_path, 5), tmp_path / "out", workers=1, progress=lambda a, b, _: reports.append(a)
     )
     assert resumed.results[2:] == first.results
     assert times_done(tmp_path) == {str(s): 1 for s in range(5)}
@@ -80,36 +69,36 @@ def test_resuming_uses_stored_results(tmp_path):
 
 
 def test_results_of_other_settings_are_not_used(tmp_path):
-    run_tasks(work, tasks(tmp_path, 2), tmp_path / "out", resume=False, workers=1)
+    run_tasks(work, tasks(tmp_path, 2), tmp_path / "out", workers=1)
     other = [{**task, "epochs": 7} for task in tasks(tmp_path, 2)]
-    run_tasks(work, other, tmp_path / "out", resume=True, workers=1)
+    run_tasks(work, other, tmp_path / "out", workers=1)
     assert times_done(tmp_path) == {"0": 2, "1": 2}
 
 
 def test_a_failed_run_resumes_to_the_same_results(tmp_path):
-    uninterrupted = run_tasks(work, tasks(tmp_path), tmp_path / "whole", resume=False, workers=1)
+    uninterrupted = run_tasks(work, tasks(tmp_path), tmp_path / "whole", workers=1)
     clear_logs(tmp_path)
     (tmp_path / "fail-1").touch()  # the fourth of five
     with pytest.raises(Killed, match="task 1"):
-        run_tasks(work, tasks(tmp_path), tmp_path / "out", resume=False, workers=1)
+        run_tasks(work, tasks(tmp_path), tmp_path / "out", workers=1)
     assert times_done(tmp_path) == {"4": 1, "3": 1, "2": 1}
     (tmp_path / "fail-1").unlink()
-    resumed = run_tasks(work, tasks(tmp_path), tmp_path / "out", resume=True, workers=1)
+    resumed = run_tasks(work, tasks(tmp_path), tmp_path / "out", workers=1)
     assert resumed.results == uninterrupted.results
     assert times_done(tmp_path) == {str(s): 1 for s in range(5)}
 
 
 def test_two_workers_give_the_results_of_one_and_drop_pending_tasks_when_one_fails(tmp_path):
     many = tasks(tmp_path, 60)
-    uninterrupted = run_tasks(work, many, tmp_path / "whole", resume=False, workers=1)
+    uninterrupted = run_tasks(work, many, tmp_path / "whole", workers=1)
     clear_logs(tmp_path)
     (tmp_path / "fail-40").touch()
     slow = [{**task, "sleep": 0.05} for task in many]
     with pytest.raises(Killed, match="task 40"):
-        run_tasks(work, slow, tmp_path / "out", resume=False, workers=2)
+        run_tasks(work, slow, tmp_path / "out", workers=2)
     assert 15 <= len(times_done(tmp_path)) < 40
     (tmp_path / "fail-40").unlink()
-    resumed = run_tasks(work, slow, tmp_path / "out", resume=True, workers=1)
+    resumed = run_tasks(work, slow, tmp_path / "out", workers=1)
     assert resumed.results == uninterrupted.results
     assert times_done(tmp_path) == {str(s): 1 for s in range(60)}
 
@@ -127,6 +116,6 @@ def test_a_partially_written_result_is_ignored(tmp_path):
     folder = tmp_path / "out" / "tasks"
     folder.mkdir(parents=True)
     (folder / f"partial-{task_name(tasks(tmp_path, 1)[0])}.json").write_text('{"task"')
-    run = run_tasks(work, tasks(tmp_path, 1), tmp_path / "out", resume=False, workers=1)
+    run = run_tasks(work, tasks(tmp_path, 1), tmp_path / "out", workers=1)
     assert run.results[0]["seed"] == 0
     assert [path.name for path in folder.iterdir()] == [f"{task_name(tasks(tmp_path, 1)[0])}.json"]

@@ -189,9 +189,12 @@ def test_pbmc3k(tmp_path):
     # a random split: every call is false
     assert facts["null_calls"] == 0
     assert facts["calibration"] in ("calibrated", "conservative")
-    # few labels: the model finds more of what all labels show, and few calls are wrong
-    counts, borrow = facts["few"]["counts"], facts["few"]["borrow"]
-    assert borrow["called with all labels too"] > 1.5 * counts["called with all labels too"]
-    assert borrow["|LFC| below 0.5 with all labels"] < 0.1 * borrow["called"]
+    # few labels: a prior from other cells finds more of what all labels show, and few calls are wrong
+    counts, *priors = facts["few"].values()
+    assert [*facts["few"]] == ["none", "profile, both types", "profile, other types", "model, both types"]
+    for answer, gain in zip(priors, (1.5, 1.2, 1.5), strict=True):
+        assert answer["called with all labels too"] > gain * counts["called with all labels too"]
+        assert answer["|LFC| below 0.5 with all labels"] < 0.1 * answer["called"]
+        assert answer["correlation of the prediction"] > 0.5
     assert facts["page"].lower() == "<!doctype html>"
     assert not Path("pbmc3k-de").exists()

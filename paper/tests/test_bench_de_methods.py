@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from vaerdict.core import SettingError
 from vaerdict.report import text
 from vaerdict_paper import benchmarks
 from vaerdict_paper.benchmarks import de_methods
@@ -120,9 +119,7 @@ def test_every_method_is_asked_and_a_stopped_run_goes_on(folder, monkeypatch, tm
     assert (edger["question"], edger["n_true"]) == ("any change", 21)
     assert treat["n_true"] == treat["n_true_delta"] == planted[0]["n_true"] < 21
     assert 0.5 < planted[0]["coverage"] <= 1
-    with pytest.raises(SettingError, match="--resume"):
-        benchmarks.run("de-methods", folder=tmp_path)
-    again = benchmarks.run("de-methods", folder=tmp_path, resume=True)["rows"]
+    again = benchmarks.run("de-methods", folder=tmp_path)["rows"]
     assert again == rows
 
 

@@ -295,7 +295,7 @@ def test_tasks_of_rivals_do_not_depend_on_the_preset():
 def test_every_stage_runs_and_repeats(problem, tmp_path, monkeypatch):
     monkeypatch.setattr(genes, "_problem", lambda task, preset: problem)
     todo = tasks(replace(SMALL, stages=("section5", "few", "floors", "donors")))
-    first = run_tasks(work, todo, tmp_path / "first", resume=False, workers=1)
+    first = run_tasks(work, todo, tmp_path / "first", workers=1)
     assert [sorted(r) for r in first.results[:2]] == [["cross", "curves", "models"]] * 2
     with one_thread():  # as run_tasks does: sums split over threads differ in their last digits
         again = work(todo[1])
@@ -309,7 +309,7 @@ def test_every_stage_runs_and_repeats(problem, tmp_path, monkeypatch):
 def test_rivals_are_skipped_where_they_are_not_installed_and_added_later(tmp_path, monkeypatch):
     todo = tasks(replace(SMALL, stages=("rivals",)))
     monkeypatch.setattr(genes, "_installed", lambda package: False)
-    run = run_tasks(work, todo, tmp_path, resume=False, workers=1)
+    run = run_tasks(work, todo, tmp_path, workers=1)
     assert run.results == []
     assert len(run.skipped) == len(todo)
     assert not list((tmp_path / "parts").glob("*.json"))
@@ -317,7 +317,7 @@ def test_rivals_are_skipped_where_they_are_not_installed_and_added_later(tmp_pat
     row = {"model": "wilcoxon", "estimand": "centred", "n_called_05": 0}
     monkeypatch.setattr(genes, "rival_rows", lambda data, **keys: [row | {"names": keys["names"]}])
     monkeypatch.setattr(genes, "Problem", type("P", (), {"of": staticmethod(partial(_small_problem))}))
-    later = run_tasks(work, todo, tmp_path, resume=True, workers=1)
+    later = run_tasks(work, todo, tmp_path, workers=1)
     assert later.skipped == []
     assert [sorted(r) for r in later.results] == [["cross"]] * 2 + [["donors"]] * 2
     assert later.results[0]["cross"][0]["dataset"] == "appendix-0"

@@ -33,7 +33,7 @@ def run(tmp_path_factory) -> TaskResults:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppca_extensions, "CONVERGED", Settings(n_particles=3, epochs=2, score_particles=5))
         out = tmp_path_factory.mktemp("ppca")
-        return run_tasks(work, tasks(TINY), out, resume=False, workers=1)
+        return run_tasks(work, tasks(TINY), out, workers=1)
 
 
 def test_tasks_are_named_by_stage_and_hold_their_preset():

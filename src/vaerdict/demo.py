@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def run(
     n_labelled: int | None = None,
     device: str = "cpu",
     progress: Progress = silent,
+    out: str | Path | None = None,
+    force: bool = False,
 ) -> DEResult:
     """Compare every pair of simulated cell types, of which few cells are labelled, with the truth beside the answer.
 
@@ -43,6 +46,8 @@ def run(
         Where the model is trained.
     progress
         Called with the work done, the total and its name.
+    out, force
+        A folder for the results, and whether to replace the run that it holds.
     """
     data = donors(
         seed, n_cells=N_CELLS, n_genes=N_GENES, n_donors=(1,) * 3, group_weights=tuple(TYPES.values()), donor_sd=0.0
@@ -58,8 +63,13 @@ def run(
         seed=seed,
         device=device,
         progress=progress,
+        out=out,
+        force=force,
     )
-    return result.with_truth(_truth(data, result))
+    result = result.with_truth(_truth(data, result))
+    if out is not None:
+        result.save(out)
+    return result
 
 
 def _anndata(data: CountData, seed: int, n_labelled: int) -> Any:

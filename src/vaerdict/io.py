@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,18 +20,27 @@ from typing import Any
 from vaerdict import __version__
 
 _PARTIAL = "partial-"  # a prefix, because some writers choose the format by the suffix
+_LEAST_FREE = 2**16  # bytes; with less the disk is taken to be full
 _SOURCES = ("*.py", "*.pyi", "*.toml", "*.js", "*.css")
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path that replaces `path` when the block ends, and is removed if the block raises."""
+    """A temporary path that replaces `path` when the block ends, and is removed if the block raises.
+
+    Writers that have errors of their own for a full disk raise an `OSError` as others do.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     try:
         yield partial
         os.replace(partial, path)
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error) or shutil.disk_usage(path.parent).free < _LEAST_FREE:
+            raise OSError(errno.ENOSPC, full, str(path)) from error
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -49,21 +60,6 @@ def write_text(path: Path, content: str | bytes) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON completely or not at all; numbers that are not finite become null."""
     write_text(path, dumps(value))
-
-
-def check_folder(out: str | Path | None, experiment: str) -> None:
-    """Refuse a folder whose results are of another experiment."""
-    path = None if out is None else Path(out) / "results.json"
-    if path is None or not path.is_file():
-        return
-    try:
-        stored = json.loads(path.read_text())["experiment"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return
-    if stored != experiment:
-        from vaerdict.core import SettingError
-
-        raise SettingError(f"{out} holds results of {stored!r}, not of {experiment!r}; choose another folder.")
 
 
 def dumps(value: Any) -> str:

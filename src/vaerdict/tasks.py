@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vaerdict.core import Progress, SettingError, silent
+from vaerdict.core import Progress, silent
 from vaerdict.engines import Engine, Local
-from vaerdict.io import is_partial, write_json
+from vaerdict.io import write_json
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Work = Callable[[Task], dict[str, Any]]
 
 
 class Skipped(Exception):
-    """Raised by work that cannot be done on this machine. Nothing is stored, so that --resume can do it elsewhere."""
+    """Raised by work that cannot be done on this machine. Nothing is stored: the same run can do it elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ def run_tasks(
     tasks: Sequence[Task],
     out: Path,
     *,
-    resume: bool,
     workers: int | None = None,
     engine: Engine | None = None,
     progress: Progress = silent,
@@ -59,8 +58,6 @@ def run_tasks(
         The arguments of each call.
     out
         Folder of the run.
-    resume
-        Whether stored results are used. If false, a folder that holds any is an error, so that two runs are not mixed.
     workers
         Number of processes, by default one per core.
     engine
@@ -73,22 +70,15 @@ def run_tasks(
     TaskResults
         Results in the order of the tasks, which do not depend on the engine.
 
-    Raises
-    ------
-    SettingError
-        If `out` holds results of a run and `resume` is false.
-
     Examples
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run_tasks(lambda task: {"twice": 2 * task["seed"]}, [{"seed": 3}], Path(folder), resume=False).results
+    ...     run_tasks(lambda task: {"twice": 2 * task["seed"]}, [{"seed": 3}], Path(folder)).results
     [{'twice': 6}]
     """
     folder = out / "tasks"
     folder.mkdir(parents=True, exist_ok=True)
-    if not resume and not all(map(is_partial, folder.glob("*.json"))):
-        raise SettingError(f"{out} already holds results of a run; continue it with --resume, or choose another --out.")
     paths = [folder / f"{task_name(task)}.json" for task in tasks]
     pending = [(task, path) for task, path in zip(tasks, paths, strict=True) if not path.exists()]
     n_stored = len(tasks) - len(pending)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,16 +13,19 @@ from vaerdict.cli.common import (
     Address,
     Device,
     EngineName,
+    Force,
     Json,
     Out,
     choose_device,
     choose_engine,
-    messages,
     print_json,
     print_text,
-    progress_bar,
     screen,
 )
+from vaerdict.cli.progress import messages, progress_bar
+
+if TYPE_CHECKING:
+    from vaerdict.core import Progress
 
 
 def reproduce(
@@ -30,16 +34,19 @@ def reproduce(
         str, typer.Option(help="quick (minutes) or paper (everything); mnist also has best, genes also has rivals.")
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, if not that of the preset.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
     audit: Annotated[bool, typer.Option("--audit", help="With ppca: also audit the paper's released code.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of processes; one per core by default.")] = None,
     device: Device = "auto",
     engine: EngineName = "local",
     address: Address = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; runs/NAME by default.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Reproduce the paper's experiments, with the published numbers and statistical floors beside ours."""
+    """Reproduce the paper's experiments, with the published numbers and statistical floors beside ours.
+
+    After a stop the same command goes on.
+    """
     from vaerdict.report import load, text, write_page
     from vaerdict_paper.experiments.reproduce import EXPERIMENTS, reproduce
 
@@ -52,7 +59,7 @@ def reproduce(
                 preset,
                 folder,
                 seeds=seeds,
-                resume=resume,
+                force=force,
                 workers=workers,
                 device="auto" if device == "auto" else choose_device(device),
                 engine=choose_engine(engine, address, workers, choose_device(device)),
@@ -76,42 +83,57 @@ def bench(
         Path | None, typer.Option("--against", help="Root of another checkout: time its version beside this one.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="With --against: runs of each version.")] = 3,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="With de-methods, prior, novelty, novel-cells: continue a stopped run in --out."),
-    ] = False,
     out: Out = Path("runs/bench"),
+    force: Annotated[bool, typer.Option("--force", help="Measure again what --out holds already.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure speed as a ratio to a peer timed in the same run, cost as a function of size, and verdicts by truth."""
+    """Measure speed as a ratio to a peer timed in the same run, cost as a function of size, and verdicts by truth.
+
+    What is finished in --out is shown and not measured again, so that after a stop the same command goes on.
+    """
     from vaerdict.report import load, text, write_page
-    from vaerdict_paper.benchmarks import BENCHMARKS, against, run, unavailable, write_result
+    from vaerdict.runs import RunFolder
+    from vaerdict_paper.benchmarks import BENCHMARKS, against, finished, mark, unavailable, write_result
+
+    RunFolder.of(out, "bench", force=force)
     from vaerdict_paper.pages.bench import text as tables
 
-    def show(name: str, result: dict[str, Any]) -> None:
-        write_result(out, name, result)
+    def show(name: str, measure: Callable[[Progress], dict[str, Any]]) -> None:
+        result = finished(out, name, quick=quick, force=force)
+        if result is None:
+            mark(out)
+            with progress_bar() as progress:
+                result = measure(progress)
+            write_result(out, name, result)
         print_json(result) if as_json else screen.print(tables(result), markup=False, highlight=False, soft_wrap=True)
 
     if checkout is not None:
         for each in against.shared_benchmarks(checkout) if name == "all" else [name]:
-            with progress_bar() as progress:
-                result = against.run(each, checkout, repeats=repeats, quick=quick, progress=progress)
-            show(f"against-{each}", result)
+            show(f"against-{each}", partial(_against, each, checkout, repeats, quick))
         return
     for each in BENCHMARKS if name == "all" else [name]:
         reason = unavailable(each) if name == "all" else None
         if reason is not None:
             messages.print(f"{each} is skipped: it {reason}.", markup=False)
             continue
-        with progress_bar() as progress:
-            save = partial(write_result, out, each)
-            result = run(each, quick=quick, progress=progress, save=save, folder=out, resume=resume)
-        show(each, result)
+        show(each, partial(_measure, each, quick, out))
     if name == "all":
         document = load(out)
         page = write_page(document, out)
         if not as_json:
             print_text(text(document, 1), page)
+
+
+def _against(name: str, checkout: Path, repeats: int, quick: bool, progress: Progress) -> dict[str, Any]:
+    from vaerdict_paper.benchmarks import against
+
+    return against.run(name, checkout, repeats=repeats, quick=quick, progress=progress)
+
+
+def _measure(name: str, quick: bool, out: Path, progress: Progress) -> dict[str, Any]:
+    from vaerdict_paper.benchmarks import run, write_result
+
+    return run(name, quick=quick, progress=progress, save=partial(write_result, out, name), folder=out)
 
 
 reproduce.epilog = "Example:  vaerdict reproduce ppca --preset quick --out runs/ppca"  # type: ignore[attr-defined]

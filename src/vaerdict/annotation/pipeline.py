@@ -21,9 +21,10 @@ from vaerdict.core import DataError, Progress, silent
 from vaerdict.de.components import principal_components
 from vaerdict.de.data import column
 from vaerdict.diagnostics import Verdict
-from vaerdict.io import check_folder
+from vaerdict.io import sha256
 from vaerdict.optional import require
 from vaerdict.options import accepts
+from vaerdict.runs import RunFolder
 
 if TYPE_CHECKING:
     from vaerdict.annotation.scanvi import ScanviClasses
@@ -51,6 +52,7 @@ def annotate(
     model: Any = None,
     progress: Progress = silent,
     out: str | Path | None = None,
+    force: bool = False,
     **options: Any,
 ) -> Annotation:
     """Give every cell of a query the type of a labelled reference, or call it novel, or leave it undecided.
@@ -73,7 +75,9 @@ def annotate(
     progress
         Called with the work done, the total and its name.
     out
-        A folder for the results.
+        A folder for the results; one that holds another run or other files is refused.
+    force
+        Whether to replace the run that `out` holds, or to write beside the files there.
     {options}
 
     Returns
@@ -93,8 +97,8 @@ def annotate(
     >>> annotation.report("annotation")  # doctest: +SKIP
     """
     settings = AnnotateOptions(labels=labels, **options)
-    check_folder(out, "annotate")
-    run = _Run(data.opened(reference), data.opened(query), settings, progress)
+    folder = RunFolder.of(out, "annotate", force=force)
+    run = _Run(data.opened(reference), data.opened(query), settings, progress, folder)
     annotation = run.annotated(model)
     if out is not None:
         annotation.save(out)
@@ -109,13 +113,16 @@ class _Run:
     query: Any
     options: AnnotateOptions
     progress: Progress
+    folder: RunFolder
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
         begin = time.perf_counter()
+        self.progress(0, 1, stage)
         yield
+        self.progress(1, 1, stage)
         self.seconds[stage] = round(time.perf_counter() - begin, 2)
 
     def annotated(self, model: Any) -> Annotation:
@@ -127,6 +134,7 @@ class _Run:
             labelled = np.flatnonzero([t is not None for t in types])
             genes = data.shared_genes(self.reference, self.query, options.gene_symbols)
             cells = data.read(self.reference, self.query, labelled, genes, options, self.progress)
+        self.folder.claim({"settings": asdict(options), "data": cells.digest, "model": _named(model)})
         names = np.unique(types[labelled].astype(str))
         types, known = types[cells.reference.rows].astype(str), given[cells.query.rows]
         data.check_sizes(types, names, "reference cells with counts")
@@ -309,6 +317,14 @@ class _Run:
             groups.add_markers(records, self.query, everyone, self.options, self.warnings)
         judged = ~_of_cells(batches, "promised", len(query)) & (units != "")
         return records, groups.ranked_units(units[judged], score[judged], predicted[judged])
+
+
+def _named(model: Any) -> str | None:
+    """What tells given models apart: a hash of the file, the class of one in memory."""
+    if model is None or not isinstance(model, (str, Path)):
+        return None if model is None else type(model).__name__
+    file = Path(model) / "model.pt"
+    return sha256(file) if file.is_file() else str(model)
 
 
 def _of_cells(batches: Batches, name: str, n: int) -> np.ndarray:

@@ -12,9 +12,11 @@ import numpy as np
 
 from vaerdict.annotation.columns import CELLS
 from vaerdict.core import DataError, SettingError
+from vaerdict.csv_files import read_table, write_table
 from vaerdict.diagnostics import Verdict
-from vaerdict.io import check_folder, manifest, replacing, write_json
+from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import isolated, require
+from vaerdict.runs import prepare_save
 
 if TYPE_CHECKING:
     import pandas
@@ -85,14 +87,13 @@ class Annotation:
 
     def save(self, path: str | Path) -> Path:
         """Write cells.csv, cells.parquet, annotated.h5ad, results.json and manifest.json to a folder."""
-        out = Path(path)
-        check_folder(out, "annotate")
+        settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "annotate", settings, self.data_sha256)
         out.mkdir(parents=True, exist_ok=True)
-        _write(out / TABLE, lambda file: self.table.to_csv(file, index=False))
+        write_table(out / TABLE, self.table)
         _write(out / PARQUET, lambda file: self.table.to_parquet(file, index=False))
         if self.source is not None:
             _write(out / ANNOTATED, self._write_annotated)
-        settings, seconds = self.results["settings"], self.results["seconds"]
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
         write_json(out / "results.json", self.results)
         return out
@@ -149,10 +150,7 @@ def read_cells(path: str | Path) -> pandas.DataFrame:
     file = Path(path) / TABLE
     if not file.is_file():
         raise SettingError(f"{path} holds no {TABLE}; name a folder that `vaerdict annotate` wrote.")
-    options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a type may be called NA
-    texts = dict.fromkeys(("cell", "call", "label", "unit", "verdict"), str)
-    cells = require("pandas", "bio").read_csv(file, dtype=texts, **options)
-    return cells.fillna(dict.fromkeys(texts, ""))
+    return read_table(file, ("cell", "call", "label", "unit", "verdict"))
 
 
 def read_features(path: str | Path) -> np.ndarray:

@@ -11,8 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from vaerdict.csv_files import guarded
 from vaerdict.diagnostics import Verdict
-from vaerdict.io import check_folder, manifest, write_json, write_text
+from vaerdict.io import manifest, write_json, write_text
+from vaerdict.runs import prepare_save
 
 TABLE, CARD = "audit.csv", "audit.md"
 """The table of observations, and the block for a model card."""
@@ -86,11 +88,10 @@ class Audit:
 
     def save(self, path: str | Path, *, data_sha256: str | None = None) -> Path:
         """Write results.json, manifest.json, audit.csv (a row per observation) and audit.md to a folder."""
-        out = Path(path)
-        check_folder(out, "audit")
+        settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "audit", settings, data_sha256)
         write_text(out / TABLE, self._table())
         write_text(out / CARD, self.to_markdown())
-        settings, seconds = self.results["settings"], self.results["seconds"]
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=data_sha256))
         write_json(out / "results.json", self.results)
         return out
@@ -106,9 +107,11 @@ class Audit:
     def _table(self) -> str:
         """A row per observation as CSV."""
         n = len(self.columns["khat"])
-        table: dict[str, Sequence[Any]] = {"observation": range(n) if self.names is None else self.names}
+        table: dict[str, Sequence[Any]] = {
+            "observation": range(n) if self.names is None else [guarded(str(name)) for name in self.names]
+        }
         if self.groups is not None:
-            table["group"] = self.groups
+            table["group"] = [guarded(group) if isinstance(group, str) else group for group in self.groups]
         for key, name in _COLUMNS.items():
             values = self.columns[key]
             table[name] = [Verdict(v).name for v in values.tolist()] if "verdict" in key else _numbers(values)

@@ -13,8 +13,10 @@ from vaerdict.auditing.result import Audit
 from vaerdict.core import Progress, check_count, silent
 from vaerdict.de.data import column, open_data
 from vaerdict.engines import Engine
+from vaerdict.io import sha256
 from vaerdict.models.scvi import ScviModel, from_scvi
 from vaerdict.models.scvi.saved import load_scvi
+from vaerdict.runs import RunFolder
 
 N_CELLS = 10_000
 """Cells that are audited at most by default."""
@@ -30,6 +32,8 @@ def audit_saved(
     device: str = "cpu",
     engine: Engine | None = None,
     progress: Progress = silent,
+    out: str | Path | None = None,
+    force: bool = False,
 ) -> Audit:
     """Audit the encoder of a model that scvi-tools' ``model.save()`` wrote.
 
@@ -45,12 +49,18 @@ def audit_saved(
         Number of cells, chosen at random where the file has more.
     seed, device, engine, progress
         Seed of everything random, where to compute, where blocks of cells run, and a callback.
+    out, force
+        The folder that `Audit.report` is going to write to, and whether to replace the run that it holds.
     """
+    run_folder = RunFolder.of(out, "audit", force=force)
     backed = open_data(data)
     labels = None if groupby is None else column(backed, groupby, role="groupby")
     adata = backed.to_memory()
     backed.file.close()
     model = from_scvi(load_scvi(folder, adata)).to(device)
+    if out is not None:
+        settings = {"groupby": groupby, "n_cells": n_cells, "seed": seed}
+        run_folder.claim({"settings": settings, "data": sha256(data), "model": sha256(Path(folder) / "model.pt")})
     cells = np.arange(len(adata))
     if len(cells) > check_count(n_cells, name="n_cells"):
         cells = np.sort(np.random.default_rng(seed).choice(len(cells), n_cells, replace=False))

@@ -9,8 +9,9 @@ import typer
 
 from vaerdict.annotation.columns import CELLS
 from vaerdict.annotation.options import AnnotateOptions
-from vaerdict.cli.common import Json, Out, print_json, print_text, progress_bar
-from vaerdict.cli.options import naming_options, option_names, parsed, with_options
+from vaerdict.cli.common import Force, Json, Out, print_json, print_text
+from vaerdict.cli.options import option_names, parsed, with_options
+from vaerdict.cli.progress import progress_bar
 from vaerdict.de.columns import column_help
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ EPILOG = (
     + "\n\nExample:  vaerdict annotate atlas.h5ad patient.h5ad --labels cell_type --out runs/annotate"
 )
 
-_FLAGS = {"labels": "--labels", "model": "--model"}
 _SHOWN = 10  # units printed of the ranking
 _MARKERS = 8  # genes printed of each group
 
@@ -36,6 +36,7 @@ def annotate(
         typer.Option(help="Folder of a fitted SCANVI of scvi-tools that knows the query's cells: labels are by it."),
     ] = None,
     out: Out = Path("vaerdict-annotate"),
+    force: Force = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
@@ -49,9 +50,16 @@ def annotate(
     from vaerdict.annotation.page import from_run
     from vaerdict.report import write_page
 
-    with naming_options(AnnotateOptions, **_FLAGS), progress_bar() as progress:
+    with progress_bar() as progress:
         result = run(
-            reference, query, labels, model=model, progress=progress, out=out, **parsed(options, AnnotateOptions)
+            reference,
+            query,
+            labels,
+            model=model,
+            progress=progress,
+            out=out,
+            force=force,
+            **parsed(options, AnnotateOptions),
         )
         page = write_page(from_run(out), out)
     print_json(result.results) if as_json else print_text(summary(result), page)
@@ -73,7 +81,7 @@ def summary(result: Annotation) -> str:
         plain(ranking) if ranking else "",
         "\n".join(f"note: {warning}" for warning in results["warnings"]),
     ]
-    return option_names(printable("\n\n".join(filter(None, parts))), AnnotateOptions, **_FLAGS)
+    return option_names(printable("\n\n".join(filter(None, parts))), annotate)
 
 
 def _group(record: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from vaerdict.cli.de import EPILOG as DE_EPILOG
 from vaerdict.cli.de import de
 from vaerdict.cli.demo import demo
 from vaerdict.cli.diagnose import diagnose
+from vaerdict.cli.options import naming_options
 
 COMMANDS = "vaerdict.commands"
 """The group of entry points by which another package adds commands: functions as typer wants them."""
@@ -37,17 +38,17 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_main)
-    app.command(epilog="Example:  vaerdict demo --out demo && open demo/report.html")(demo)
-    app.command(epilog=DE_EPILOG, context_settings={"allow_extra_args": True})(de)
-    app.command(epilog=CALIBRATE_EPILOG, context_settings={"allow_extra_args": True})(calibrate)
-    app.command(epilog=ANNOTATE_EPILOG)(annotate)
-    app.command(epilog=AUDIT_EPILOG)(audit)
-    app.command(epilog="Example:  vaerdict diagnose log_weights.npy --json")(diagnose)
-    app.command(epilog="Example:  vaerdict report runs/de")(report)
+    app.command(epilog="Example:  vaerdict demo --out demo && open demo/report.html")(naming_options(demo))
+    app.command(epilog=DE_EPILOG, context_settings={"allow_extra_args": True})(naming_options(de))
+    app.command(epilog=CALIBRATE_EPILOG, context_settings={"allow_extra_args": True})(naming_options(calibrate))
+    app.command(epilog=ANNOTATE_EPILOG)(naming_options(annotate))
+    app.command(epilog=AUDIT_EPILOG)(naming_options(audit))
+    app.command(epilog="Example:  vaerdict diagnose log_weights.npy --json")(naming_options(diagnose))
+    app.command(epilog="Example:  vaerdict report runs/de")(naming_options(report))
     added = {entry.name: entry for entry in entry_points(group=COMMANDS)}
     for name, entry in added.items():
         command = entry.load()
-        app.command(name, epilog=getattr(command, "epilog", None))(command)
+        app.command(name, epilog=getattr(command, "epilog", None))(naming_options(command))
     for name in set(PAPER) - added.keys():
         app.command(name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
             _absent

@@ -10,14 +10,15 @@ import typer
 from vaerdict.cli.common import (
     RUNNING,
     Device,
+    Force,
     Json,
     Out,
     Seed,
     choose_device,
     print_json,
     print_text,
-    progress_bar,
 )
+from vaerdict.cli.progress import progress_bar
 
 EPILOG = "Example:  vaerdict audit scvi-model counts.h5ad --groupby cell_type --out runs/audit"
 
@@ -34,6 +35,7 @@ def audit(
     ] = None,
     device: Device = "auto",
     out: Out = Path("vaerdict-audit"),
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Say whether the encoder of a fitted model may be trusted, for which cells and which quantities.
@@ -43,9 +45,8 @@ def audit(
     """
     from vaerdict.auditing.saved import audit_saved
     from vaerdict.engines import Threads
-    from vaerdict.io import check_folder, sha256
+    from vaerdict.io import sha256
 
-    check_folder(out, "audit")
     place = choose_device(device)
     with progress_bar() as progress:
         result = audit_saved(
@@ -57,6 +58,8 @@ def audit(
             device=place,
             engine=None if workers is None else Threads(workers),
             progress=progress,
+            out=out,
+            force=force,
         )
     page = result.report(out, data_sha256=sha256(data))
     print_json(result.results) if as_json else print_text(str(result), page)

@@ -1,12 +1,9 @@
-"""What all commands share: options, the progress bar, devices and engines, printing."""
+"""What all commands share: options, devices and engines, printing."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,18 +12,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from vaerdict.cli.progress import messages
 
-    from vaerdict.core import Progress as Report
+if TYPE_CHECKING:
     from vaerdict.engines import Engine
 
-screen, messages = Console(), Console(stderr=True)
+screen = Console()
 
 RUNNING = "Running"
 """The heading of the options that do not change a result."""
 
 Out = Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False, rich_help_panel=RUNNING)]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Replace the run that --out holds, or write beside the files there.", rich_help_panel=RUNNING
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random; the same seed gives the same answer.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON instead of tables.", rich_help_panel=RUNNING)
@@ -69,49 +71,6 @@ def choose_engine(name: str, address: str | None, workers: int | None, device: s
     if address is not None:
         raise SettingError(f"address {address!r} is that of a Ray cluster; say --engine ray too.")
     return None
-
-
-@contextmanager
-def progress_bar() -> Iterator[Report]:
-    """A bar on stderr where that is a terminal, silence elsewhere."""
-    from vaerdict.core import silent
-
-    if not messages.is_terminal:
-        yield silent
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=messages, transient=True) as bar:
-        tasks: dict[str, Any] = {}
-        listener = _Listener(bar)
-        logger = logging.getLogger("vaerdict")
-        level = logger.level
-
-        def progress(done: int, total: int, what: str, /) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
-
-        logger.setLevel(logging.INFO)
-        logger.addHandler(listener)
-        try:
-            yield progress
-        finally:
-            logger.removeHandler(listener)
-            logger.setLevel(level)
-
-
-class _Listener(logging.Handler):
-    """Prints the log messages of a long task."""
-
-    def __init__(self, bar: Progress) -> None:
-        super().__init__(logging.INFO)
-        self.bar = bar
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print above the bars, which stay where they are."""
-        self.bar.console.print(record.getMessage(), style="dim", markup=False, highlight=False)
 
 
 def print_rows(title: str, rows: list[dict[str, Any]]) -> None:

@@ -12,19 +12,22 @@ from vaerdict.cli.common import (
     Address,
     Device,
     EngineName,
+    Force,
     Json,
     Out,
     choose_device,
     choose_engine,
     print_json,
     print_text,
-    progress_bar,
 )
 from vaerdict.cli.options import parsed, with_options
+from vaerdict.cli.progress import progress_bar
 from vaerdict.de import columns
 from vaerdict.de.options import MODEL, DEOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vaerdict.de.options import Pair
     from vaerdict.de.result import DEResult
 
@@ -38,7 +41,8 @@ GroupBy = Annotated[str, typer.Option(help="Column of obs that holds the groups.
 ModelDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts.",
+        help="Folder of a fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts; with --prior model "
+        "it also predicts.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -70,19 +74,22 @@ def de(
     workers: Workers = None,
     device: Device = "auto",
     out: Out = Path("vaerdict-de"),
+    force: Force = False,
     as_json: Json = False,
     **options: Any,
 ) -> None:
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate and a verdict.
 
     Genes are called from the raw counts, in seconds, with a prior learned from cells that are not compared where there
-    are any (--prior). A model is trained only where one is asked for: --prior model, --check-model or --scale pair.
+    are any (--prior). A model is trained only where one is asked for: --prior model, --check-model or --scale pair. After a stop the
+    same command goes on.
     """
     from vaerdict.de import differential_expression
     from vaerdict.de.page.document import from_run
     from vaerdict.engines import Threads
     from vaerdict.report import write_page
 
+    check_order(data, more.args)
     place = choose_device(device)
     chosen = choose_engine(engine, address, workers, place)
     with progress_bar() as progress:
@@ -95,10 +102,25 @@ def de(
             engine=chosen or (None if workers is None else Threads(workers)),
             progress=progress,
             out=out,
+            force=force,
             **parsed(options, DEOptions),
         )
     page = write_page(from_run(out), out)
     print_json(result.results) if as_json else print_text(summary(result), page)
+
+
+def check_order(data: Path, groups: Sequence[str]) -> None:
+    """Refuse a file that was named after --groups, where it is taken for a group and a group for the file."""
+    from vaerdict.core import SettingError
+
+    if data.is_file():
+        return
+    files = [name for name in groups if Path(name).suffix == ".h5ad" or Path(name).is_file()]
+    if files:
+        raise SettingError(
+            f"{files[0]!r} stands after --groups, whose names end only at the next option; name it first: "
+            f"{files[0]} --groups ..."
+        )
 
 
 def pairs_of(groups: list[str], one_vs_rest: bool) -> list[Pair] | None:

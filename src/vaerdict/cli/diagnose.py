@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vaerdict.cli.common import Json, print_json, print_rows, screen
+from vaerdict.cli.progress import messages
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_FEW_DRAWS = 100  # with fewer, and more observations, the array is suspected to be transposed
 
 
 def diagnose(
@@ -19,7 +23,10 @@ def diagnose(
     ],
     as_json: Json = False,
 ) -> None:
-    """Say whether log-weights from anywhere can be trusted: k-hat, effective sample size and verdict of each column."""
+    """Say whether log-weights from anywhere can be trusted: k-hat, effective sample size and verdict of each column.
+
+    The exit code is 1 if the weights of any observation are refused.
+    """
     from vaerdict import diagnostics
     from vaerdict.diagnostics import Verdict
 
@@ -31,13 +38,19 @@ def diagnose(
         for i, (k, e, v) in enumerate(zip(khat.tolist(), ess.tolist(), verdict.tolist(), strict=True))
     ]
     n, threshold = log_w.shape[0], diagnostics.khat_threshold(log_w.shape[0])
+    refused = bool((verdict == Verdict.REFUSE).any())
+    if n < min(len(rows), _FEW_DRAWS):
+        messages.print(f"note: {n} draws of {len(rows)} observations; if it is the reverse, transpose the array.")
     if as_json:
-        return print_json({"draws": n, "khat_threshold": threshold, "rows": rows})
-    print_rows(f"{n} draws; k-hat must stay below {threshold:.2f}", rows[:50])
+        print_json({"draws": n, "khat_threshold": threshold if threshold > 0 else None, "rows": rows})
+        raise typer.Exit(int(refused))
+    limit = f"k-hat must stay below {threshold:.2f}" if threshold > 0 else "too few for any k-hat"
+    print_rows(f"{n} draws; {limit}", rows[:50])
     if len(rows) > 50:
         screen.print(f"... and {len(rows) - 50} more observations (--json lists all)")
     counts = {v.name.lower(): int((verdict == v).sum()) for v in Verdict}
     screen.print(f"{', '.join(f'{name} {count}' for name, count in counts.items())} of {len(rows)} observations")
+    raise typer.Exit(int(refused))
 
 
 def _read_weights(path: Path) -> Tensor:

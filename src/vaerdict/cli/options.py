@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from vaerdict.options import Option, options_of
 
@@ -56,25 +57,44 @@ def _parsed(value: Any, option: Option) -> Any:
     return value
 
 
-def option_names(message: str, *kinds: type, **flags: str) -> str:
+def option_names(message: str, command: Callable[..., Any]) -> str:
     """A message that names options of the command in place of parameters: ``--batch-key=`` for ``batch_key=``.
 
-    `flags` are those of further parameters.
+    A parameter is recognised by its underscore or the ``=`` after it; without these it may be a word.
     """
-    for kind in kinds:
-        flags |= {option.name: option.flag.split("/")[0] for option in options_of(kind)}
-    for name, flag in flags.items():
-        end = r"\b" if "_" in name else "(?==)"  # without an underscore it may be a word
-        message = re.sub(rf"(?<![\w-]){name}{end}", flag, message)
+    for name, flag in _flags(command).items():
+        on, off = flag.split("/")[0], flag.split("/")[-1]
+        message = re.sub(rf"(?<![\w-]){name}=(True\b|(?![\w'\"\[(.-]))", on, message)
+        message = re.sub(rf"(?<![\w-]){name}=False\b", off, message)
+        end = r"\b" if "_" in name else "(?==)"
+        message = re.sub(rf"(?<![\w-]){name}{end}", on, message)
     return message
 
 
-@contextmanager
-def naming_options(*kinds: type, **flags: str) -> Iterator[None]:
-    """Errors that were foreseen name options of the command; see `option_names`."""
-    from vaerdict.core import VaerdictError
+def _flags(command: Callable[..., Any]) -> dict[str, str]:
+    """The option of every parameter of a command, and of the parameters that its arguments are passed on as."""
+    flags: dict[str, str] = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        declared = [each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, OptionInfo)]
+        if declared:
+            named = [declared[0].default, *(declared[0].param_decls or ())]  # typer takes the first for the default
+            spelled = [flag for flag in named if isinstance(flag, str) and flag.startswith("--")]
+            flags[name] = spelled[0] if spelled else "--" + name.replace("_", "-")
+    if "groups" in flags:
+        flags |= dict.fromkeys(("group_a", "group_b", "pairs"), flags["groups"])
+    return flags
 
-    try:
-        yield
-    except VaerdictError as error:
-        raise type(error)(option_names(str(error), *kinds, **flags)) from error
+
+def naming_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, whose errors that were foreseen name its options; see `option_names`."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        from vaerdict.core import VaerdictError
+
+        try:
+            command(*args, **options)
+        except VaerdictError as error:
+            raise type(error)(option_names(str(error), command)) from error
+
+    return run

@@ -172,7 +172,7 @@ class Analysis:
         if len(tested) < FEWEST_GENES:
             raise DataError(
                 f"{len(tested)} genes are seen in at least {least} of the cells of {contrast.name}; at least "
-                f"{FEWEST_GENES} are needed: lower min_cells, or give more cells."
+                f"{FEWEST_GENES} are needed: choose min_cells= below {least}, or compare groups of more cells."
             )
         return GeneChoice(expressed, tested, seen, least)
 
@@ -365,7 +365,7 @@ def read(adata: Any, options: DEOptions, labels: Labels, scvi: Scvi | None, **ho
     counted = scanned.totals > 0
     if not counted.all():
         warnings.append(f"{int((~counted).sum())} of {len(cells)} cells have no counts; left out.")
-        cells, kept = cells[counted], contrasts(labels.take(cells[counted]), options.pairs, [])
+        cells, kept = cells[counted], contrasts(labels.take(cells[counted]), options.pairs, [], " with counts")
         lost = {c.name for c in made} - {c.name for c in kept}
         warnings += [f"left out: {name}, because too few of its cells have counts." for name in sorted(lost)]
         made, scanned = kept, scanned._replace(totals=scanned.totals[counted])

@@ -123,7 +123,7 @@ def pairs_to_compare(
         a = check_group(a, labels.group, role="group_a", column=labels.column)
         b = None if b is None else check_group(b, labels.group, role="group_b", column=labels.column)
         if a == b:
-            raise SettingError(f"group_a and group_b are both {a!r}; compare two different groups.")
+            raise SettingError(f"group {a!r} is compared with itself; name two different groups.")
         if (a, b) not in checked:
             checked.append((a, b))
     if not checked:
@@ -136,10 +136,10 @@ def all_pairs(groups: Sequence[str]) -> list[Pair]:
     return [(groups[0], None)] if len(groups) == 1 else list(combinations(groups, 2))
 
 
-def contrasts(labels: Labels, pairs: Sequence[Pair], warnings: list[str]) -> list[Contrast]:
+def contrasts(labels: Labels, pairs: Sequence[Pair], warnings: list[str], which: str = "") -> list[Contrast]:
     """The contrasts of all pairs, within every type where types are named; too few cells or samples are refused.
 
-    Of several contrasts those that cannot be made are left out with a warning.
+    Of several contrasts those that cannot be made are left out with a warning. Messages say `which` cells are counted.
     """
     types = [None] if labels.within is None else sorted({t for t in labels.within if t is not None})
     made: list[Contrast] = []
@@ -147,7 +147,7 @@ def contrasts(labels: Labels, pairs: Sequence[Pair], warnings: list[str]) -> lis
     for within in types:
         for a, b in pairs:
             try:
-                made.append(_contrast(labels, a, b, within))
+                made.append(_contrast(labels, a, b, within, which))
             except VaerdictError as error:
                 errors.append(error)
     if not made:
@@ -157,7 +157,7 @@ def contrasts(labels: Labels, pairs: Sequence[Pair], warnings: list[str]) -> lis
     return made
 
 
-def _contrast(labels: Labels, a: str, b: str | None, within: str | None) -> Contrast:
+def _contrast(labels: Labels, a: str, b: str | None, within: str | None, which: str) -> Contrast:
     inside = np.ones(len(labels.group), dtype=bool) if within is None else labels.within == within
     labelled = np.array([label is not None for label in labels.group], dtype=bool)
     is_a = labels.group == a
@@ -165,8 +165,8 @@ def _contrast(labels: Labels, a: str, b: str | None, within: str | None) -> Cont
     place = "" if within is None else f" within {_quoted(within)}"
     name_a, name_b = _quoted(a), f"not {_quoted(a)}" if b is None else _quoted(b)
     name = f"{name_a} vs {_REST if b is None else name_b}{place}"
-    side_a, lost_a = _side(labels, f"{name_a}{place}", is_a & inside)
-    side_b, lost_b = _side(labels, f"{name_b}{place}", is_b & inside)
+    side_a, lost_a = _side(labels, f"{name_a}{place}", is_a & inside, which)
+    side_b, lost_b = _side(labels, f"{name_b}{place}", is_b & inside, which)
     if labels.by_pairs:
         side_a, side_b, lost = _pairs(name, side_a, side_b)
         lost_b = [*lost_b, *lost]
@@ -181,11 +181,15 @@ def _quoted(name: str) -> str:
     return repr(name) if ambiguous or "\0" in name else name
 
 
-def _side(labels: Labels, name: str, mask: np.ndarray) -> tuple[Side, list[str]]:
+def _side(labels: Labels, name: str, mask: np.ndarray, which: str) -> tuple[Side, list[str]]:
     """The cells of a side, and messages about what is left out of it."""
     cells = np.flatnonzero(mask)
     if len(cells) < FEWEST_CELLS:
-        raise SettingError(f"group {name} has {len(cells)} cells; at least {FEWEST_CELLS} are needed in each group.")
+        n = len(cells)
+        raise SettingError(
+            f"group {name} has {n} {'cell' if n == 1 else 'cells'}{which}; at least {FEWEST_CELLS} are needed in each "
+            "group."
+        )
     if labels.sample is None:
         return Side(name, torch.from_numpy(cells), {}), []
     owners = labels.sample[cells]

@@ -127,6 +127,7 @@ class DEOptions:
         if self.borrow:
             warnings.warn("borrow is now prior='model' (--prior model), and will go away.", FutureWarning, stacklevel=3)
             object.__setattr__(self, "prior", "model")
+            object.__setattr__(self, "borrow", False)  # said once, not by every copy
         if self.prior not in PRIORS:
             raise SettingError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.")
         if self.scale not in SCALES:

@@ -29,12 +29,12 @@ from vaerdict.de.options import DEOptions, Pair
 from vaerdict.de.result import DEResult
 from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, PosteriorOfChange, centre_of, fit_shares
 from vaerdict.de.splitting import cluster_warnings, with_testing_layer
-from vaerdict.de.stage_cache import StageCache
+from vaerdict.de.stage_cache import FORMAT, StageCache
 from vaerdict.de.verdict import verdict
 from vaerdict.engines import Engine, started
-from vaerdict.io import check_folder
 from vaerdict.optional import require
 from vaerdict.options import accepts
+from vaerdict.runs import RunFolder
 
 _WIDE_PRIOR = torch.eye(len(WIDTHS), dtype=torch.float64)[-1]
 """Without shrinkage: the widest normal alone, which hardly moves a gene. Of a gene that is unseen in a group the
@@ -54,14 +54,16 @@ def differential_expression(
     engine: Engine | None = None,
     progress: Progress = silent,
     out: str | Path | None = None,
+    force: bool = False,
     **options: Any,
 ) -> DEResult:
     """Find the genes that differ between groups of cells, with a calibrated false discovery rate.
 
     All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
-    between cells or samples moderated across genes, and adaptive shrinkage of fold changes. A gene is differentially
-    expressed where its absolute log2 fold change is at least `delta`. No model is trained unless one is asked for
-    (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
+    between cells or samples moderated across genes, and adaptive shrinkage of fold changes. Where cells of the file are
+    not compared, these show which genes go together, and the other genes tell what a gene with few counts probably does
+    (`prior`). A gene is differentially expressed where its absolute log2 fold change is at least `delta`. No model is
+    trained or used unless one is asked for (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
 
     Parameters
     ----------
@@ -75,8 +77,9 @@ def differential_expression(
     pairs
         Several pairs of groups in place of `group_a` and `group_b`; None stands for all other cells.
     model
-        A fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts, or the folder it was saved to.
-        Counts are compared within its registered batches unless `batch_key` names others.
+        A fitted scvi-tools model (SCVI or LinearSCVI) to compare with the counts, or the folder it was saved to. With
+        ``prior="model"`` it also predicts fold changes; then it should not have seen the cells compared. Counts are
+        compared within its registered batches unless `batch_key` names others.
     device
         Where a model is trained and used: ``"cpu"`` or ``"cuda"``.
     engine
@@ -86,6 +89,9 @@ def differential_expression(
         Called with the work done, the total and its name.
     out
         A folder for the results. Finished stages of a model are stored there too, and a run that was stopped goes on.
+        A folder that holds another run or other files is refused.
+    force
+        Whether to replace the run that `out` holds, or to write beside the files there.
     {options}
 
     Returns
@@ -112,7 +118,7 @@ def differential_expression(
     adata = data.open_data(adata) if isinstance(adata, (str, Path)) else adata
     settings = with_testing_layer(adata, DEOptions(groupby=groupby, **options))
     settings.check_training(has_model=model is not None)
-    check_folder(out, "de")
+    folder = RunFolder.of(out, "de", force=force)
     scvi, model_name = None, None
     if model is not None:
         from vaerdict.de.model.stage import as_scvi
@@ -125,7 +131,7 @@ def differential_expression(
     settings = replace(settings, pairs=tuple(pairs_to_compare(labels, group_a, group_b, pairs)))
     how = {"model_name": model_name, "device": device, "engine": engine, "progress": progress}
     with started(engine):
-        result = _run(adata, settings, labels, scvi, None if out is None else Path(out), how)
+        result = _run(adata, settings, labels, scvi, folder, how)
     if out is not None:
         result.save(out)
     return result
@@ -154,13 +160,14 @@ def _labels(adata: Any, options: DEOptions) -> Labels:
 
 
 # ------------------------------------------------------------------------------------------------------- stages
-def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, out: Path | None, how: dict[str, Any]) -> DEResult:
+def _run(adata: Any, options: DEOptions, labels: Labels, scvi: Any, folder: RunFolder, how: dict[str, Any]) -> DEResult:
     """All stages of an analysis."""
     timer = _Timer()
     with timer("reading"):
         cells = analysis.read(adata, options, labels, scvi, **how)
     settings = asdict(options) | {"model": how["model_name"]}
-    cache = StageCache.of(out, {"settings": settings, "data": cells.digest, "model": _digest(scvi)})
+    folder.claim({"settings": settings, "data": cells.digest, "model": _digest(scvi), "format": FORMAT})
+    cache = StageCache(folder.below("stages"))
     model = None
     if scvi is not None or options.trains_model:
         from vaerdict.de.model.stage import run_model

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vaerdict import csv_files
 from vaerdict.core import DataError, SettingError
+from vaerdict.csv_files import write_table
 from vaerdict.io import manifest, replacing, write_json
 from vaerdict.optional import isolated, require
+from vaerdict.runs import prepare_save
 
 if TYPE_CHECKING:
     import pandas
@@ -148,15 +151,13 @@ class DEResult:
 
     def save(self, path: str | Path) -> Path:
         """Write de.csv (de.parquet where pandas can), not_tested.csv, results.json, manifest.json and latent.h5ad."""
-        out = Path(path)
-        _write(out / "de.csv", lambda file: self.table.to_csv(file, index=False))
-        _write(out / NOT_TESTED, lambda file: self.not_tested.to_csv(file, index=False))
         settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "de", settings, self.data_sha256)
+        write_table(out / "de.csv", self.table)
+        write_table(out / NOT_TESTED, self.not_tested)
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
-        write_json(out / "results.json", self.results)
         missing = [*_parquet(self.table, out / "de.parquet"), *self._save_latent(out / _CELLS)]
-        if missing:
-            write_json(out / "results.json", self.results | {"warnings": [*self.warnings, *missing]})
+        write_json(out / "results.json", self.results | {"warnings": [*self.warnings, *missing]})  # the run is finished
         return out
 
     def report(self, path: str | Path) -> Path:
@@ -175,6 +176,8 @@ class DEResult:
         try:
             _write(path, self._write_latent)
         except Exception as error:  # h5py and anndata raise many kinds
+            if isinstance(error, OSError) and error.errno:
+                raise
             path.unlink(missing_ok=True)
             return [f"{_CELLS} was not written ({type(error).__name__}: {str(error).splitlines()[0]})."]
         return []
@@ -215,6 +218,4 @@ def read_table(path: str | Path, name: str = "de.csv") -> pandas.DataFrame:
     file = Path(path) / name
     if not file.is_file():
         raise SettingError(f"{path} holds no {name}; name a folder that `vaerdict de` wrote.")
-    options = {"keep_default_na": False, "na_values": [""], "float_precision": "round_trip"}  # a gene may be called NA
-    texts = dict.fromkeys(("contrast", "group_a", "group_b", "gene", "gene_id"), str)  # which may look like numbers
-    return require("pandas", "bio").read_csv(file, dtype=texts, **options)
+    return csv_files.read_table(file, ("contrast", "group_a", "group_b", "gene", "gene_id", "reason"))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from vaerdict.core import SettingError
-from vaerdict.io import write_json
 from vaerdict.training.checkpoint import file_of, read_checkpoint, save_checkpoint
 
-_FORMAT = 4  # how finished stages are stored; those of another format are refused
+FORMAT = 4
+"""How finished stages are stored; a run with those of another format cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +19,6 @@ class StageCache:
     """A folder of finished stages, or none, in which case nothing is stored."""
 
     folder: Path | None = None
-
-    @classmethod
-    def of(cls, out: Path | None, fingerprint: Mapping[str, Any]) -> StageCache:
-        """The cache of a run into `out`; that of another run is refused."""
-        if out is None:
-            return cls()
-        folder, path = out / "stages", out / "stages" / "run.json"
-        expected = json.loads(json.dumps({**fingerprint, "format": _FORMAT}))
-        if path.exists():
-            stored = json.loads(path.read_text())
-            differing = sorted(key for key in expected.keys() | stored.keys() if expected.get(key) != stored.get(key))
-            if differing:
-                raise SettingError(
-                    f"{out} holds a run that differs in {', '.join(differing)}; choose another folder, or delete "
-                    f"{folder}."
-                )
-        write_json(path, expected)
-        return cls(folder)
 
     def below(self, name: str) -> Path | None:
         """A folder for a stage that stores its own progress."""

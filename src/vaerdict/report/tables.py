@@ -9,7 +9,11 @@ from html import escape
 from typing import Any, NamedTuple
 
 ABSENT = "\N{EN DASH}"
+LONGEST_NAME = 120
+"""Letters of a name, or of a word, that are shown at most."""
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_LONG = re.compile(rf"(\S{{{LONGEST_NAME}}})\S{{{LONGEST_NAME},}}")  # paths in a command are shorter
 
 Pick = Callable[..., Any]
 """`min` or `max`: which value is the best."""
@@ -123,8 +127,14 @@ def markdown(table: Table, *, folded: bool = False) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced, so that no terminal or browser acts on them."""
-    return _CONTROL.sub("\ufffd", text)
+    """The text with control characters replaced, so that no terminal or browser acts on them, and endless words cut."""
+    return _LONG.sub(r"\1…", _CONTROL.sub("\ufffd", text))
+
+
+def clipped(name: str) -> str:
+    """A name as it is shown: printable, and cut if it is long."""
+    name = printable(name)
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
 
 
 def markdown_text(text: str) -> str:

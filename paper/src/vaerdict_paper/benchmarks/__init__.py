@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import torch
 
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.io import hardware, versions, write_json
+from vaerdict.report.records import read_record
 
 BENCHMARKS = (
     "psis",
@@ -42,7 +44,6 @@ def run(
     progress: Progress = silent,
     save: Save | None = None,
     folder: Path | None = None,
-    resume: bool = False,
 ) -> dict[str, Any]:
     """Run one benchmark and return its rows with the machine and the versions of packages.
 
@@ -57,14 +58,12 @@ def run(
     save
         Receives the result so far after every row; its ``complete`` is then false.
     folder
-        Where a benchmark of many tasks stores those that are finished, in a folder of its name.
-    resume
-        Whether tasks stored there are used.
+        Where a benchmark of many tasks stores those that are finished, in a folder of its name; a later call goes on.
     """
     module = _module(name)
     about = {"benchmark": name, "quick": quick, "hardware": hardware(), "versions": versions() | _peers(module)}
     rows: list[dict[str, Any]] = []
-    stored = {"out": None if folder is None else folder / name, "resume": resume}
+    stored = {"out": None if folder is None else folder / name}
     for row in module.run(quick=quick, progress=progress, **stored if getattr(module, "RESUMABLE", False) else {}):
         rows.append(row)
         if save is not None:
@@ -72,9 +71,30 @@ def run(
     return {**about, "complete": True, "rows": rows}
 
 
+def finished(folder: Path, name: str, *, quick: bool, force: bool) -> dict[str, Any] | None:
+    """The finished result ``NAME.json`` of a folder; None where there is none, or where `force` measures again.
+
+    A result of other sizes is refused.
+    """
+    path, result = folder / f"{name}.json", None
+    if force:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    elif path.is_file():
+        result = read_record(path)
+        if result.get("quick") is not quick:
+            sizes = "smaller sizes (--quick)" if result.get("quick") else "full sizes"
+            raise SettingError(f"{path} was measured at {sizes}; choose another --out, or replace it with --force.")
+    return result if result is not None and result.get("complete") else None
+
+
 def write_result(folder: Path, name: str, result: dict[str, Any]) -> None:
-    """Write a result to ``NAME.json``, and the ``results.json`` by which `vaerdict report` recognises the folder."""
+    """Write a result to ``NAME.json`` of a folder of benchmarks."""
     write_json(folder / f"{name}.json", result)
+    mark(folder)
+
+
+def mark(folder: Path) -> None:
+    """Write the ``results.json`` by which a folder of benchmarks is recognised."""
     write_json(folder / "results.json", {"experiment": "bench"})
 
 

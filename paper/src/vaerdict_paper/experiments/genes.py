@@ -2,7 +2,8 @@
 
 Every seed has its own data set. A task trains one model on one data set; tasks of stage `grid` fit every proposal for
 it, those of stage `few` compare few cells with every kind of uncertainty, and both train the same model from the same
-seed. Rivals need packages of their own; their tasks are skipped where these are not installed, and --resume adds them.
+seed. Rivals need packages of their own; their tasks are skipped where these are not installed, and the same command
+adds them once they are.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.engines import Engine
 from vaerdict.io import manifest, write_json
+from vaerdict.runs import RunFolder
 from vaerdict.tasks import Task, TaskResults, run_tasks
 
 EXPERIMENTS = ("bivariate", "ppca", "mnist", "genes", "audit")
@@ -35,7 +36,7 @@ def reproduce(
     out: Path,
     *,
     seeds: int | None = None,
-    resume: bool = False,
+    force: bool = False,
     workers: int | None = None,
     device: str | None = None,
     engine: Engine | None = None,
@@ -48,11 +49,11 @@ def reproduce(
     name, preset
         The experiment and one of its presets.
     out
-        The run directory.
+        The run directory. A run there that was stopped goes on; another run, or other files, are refused.
     seeds
         The number of seeds, if not that of the preset.
-    resume
-        Whether to continue an interrupted run in `out`.
+    force
+        Whether to replace the run that `out` holds, or to write beside the files there.
     workers
         The number of processes; one per core by default.
     device
@@ -80,7 +81,8 @@ def reproduce(
     tasks = module.tasks(settings, seeds)
     if getattr(settings, "device", "cpu") != "cpu":
         workers = 1  # a single process uses the accelerator
-    run = run_tasks(module.work, tasks, out, resume=resume, workers=workers, engine=engine, progress=progress)
+    RunFolder.of(out, name, force=force).claim({"preset": preset, "seeds": seeds, "settings": asdict(settings)})
+    run = run_tasks(module.work, tasks, out, workers=workers, engine=engine, progress=progress)
     all_seeds = _seeds(settings, tasks)
     results = {
         "experiment": name,
@@ -91,9 +93,9 @@ def reproduce(
         **({"skipped": run.skipped} if run.skipped else {}),
         **_merged(run),
     }
-    write_json(out / "results.json", results)
     digest = _sha256(module.data(settings, all_seeds))
     write_json(out / "manifest.json", manifest(asdict(settings), run.seconds, data_sha256=digest))
+    write_json(out / "results.json", results)
     return results
 
 

@@ -60,7 +60,6 @@ _EXACT = (
 _PREDICTIONS = (
     Column("prior_used", "used, %", 0, 100),
     Column("prior_correlation", "correlation", 2),
-    Column("prior_slope", "slope", 2),
     Column("prior_share_following", "genes that follow, %", 0, 100),
     Column("prior_n_counts", "called by the counts", 1),
     Column("prior_n_by_prior", "by the prior alone", 1),
@@ -142,7 +141,7 @@ def looser_level(case: Sequence[Row]) -> dict[str, Any] | None:
     if number < len(levels):
         level = float(np.interp(wanted, hard[number - 1 : number + 1], levels[number - 1 : number + 1]))
     row = {key: counts[0][key] for key in ("data", "others", "n")}
-    row |= {"method": f"{_NAMES[LOOSER]} ({level:.2f})", "runs": len(counts), "n_true": _mean(counts, "n_true")}
+    row |= {"method": f"{_NAMES[LOOSER]} ({level:.1%})", "runs": len(counts), "n_true": _mean(counts, "n_true")}
     return row | {key: float(np.interp(level, levels, values)) for key, values in means.items()}
 
 
@@ -169,7 +168,7 @@ def _exact(rows: Sequence[Row], machine: str) -> Table:
 def _predictions(rows: Sequence[Row], machine: str) -> Table:
     predicted = [row for row in rows if "prior_used" in row]
     note = (
-        "Correlation and slope: cross-fitted, of the fold changes by the counts with the predictions. Genes that "
+        "Correlation: cross-fitted, of the fold changes by the counts with the predictions. Genes that "
         "follow: learned share. Mean ± standard error."
     )
     return Table(
@@ -220,8 +219,8 @@ def _undone(rows: Sequence[Row], machine: str) -> Table:
     )
     note = (
         "In the cells compared the side with more counts of a tenth of the changed genes is thinned to the truth's "
-        "ratio, while other genes of their programmes, and all cells not compared, stay as they are. Shares are of sums "
-        "over runs."
+        "ratio, while other genes of their programmes, and all cells not compared, stay as they are. Shares are of "
+        "sums over runs."
     )
     return Table("prior-undone", f"Changes undone ({machine}).", columns, body, note)
 

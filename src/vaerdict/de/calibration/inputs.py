@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,16 +127,23 @@ def _cells(matrix: Any, obs: Any, var: Any, warnings: list[str], layer: str | No
     return Cells(adata, sha.hexdigest(), list(warnings), layer)
 
 
-def model_folder(model: Any, folder: Path) -> Path | None:
-    """Where every worker finds the model; one that was not given as a folder is saved below `folder` first."""
+def model_folder(model: Any, folder: Path, temporary: Path) -> Path | None:
+    """The folder of the model; one that was given in memory is found below `folder`, or else saved to `temporary`."""
     if model is None or isinstance(model, (str, Path)):
         return None if model is None else Path(model).resolve()
     from vaerdict.training.checkpoint import digest
 
     scvi = model._source.model if isinstance(model, Scvi) else model
-    path = folder / f"model-{digest(scvi.module.state_dict().values())[:8]}" / "model.pt"
-    if not path.exists():
-        with TemporaryDirectory() as temporary, isolated(0):
-            scvi.save(temporary, overwrite=True)
-            write_text(path, (Path(temporary) / "model.pt").read_bytes())
-    return path.parent.resolve()
+    name = f"model-{digest(scvi.module.state_dict().values())[:8]}"
+    if (folder / name / "model.pt").exists():
+        return (folder / name).resolve()
+    with isolated(0):
+        scvi.save(str(temporary / name), overwrite=True)
+    return temporary / name
+
+
+def keep_model(saved: Path | None, folder: Path, temporary: Path) -> Path | None:
+    """Where every worker finds the model: a copy below `folder` of one that was saved to `temporary`."""
+    if saved is None or not saved.is_relative_to(temporary):
+        return saved
+    return write_text(folder / saved.name / "model.pt", (saved / "model.pt").read_bytes()).parent.resolve()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vaerdict.core import Progress, SettingError, silent
+from vaerdict.csv_files import write_table
 from vaerdict.de import columns, data
 from vaerdict.de.calibration import inputs, summary
 from vaerdict.de.calibration.halves import sample_splits
@@ -24,10 +25,11 @@ from vaerdict.de.options import MIXED_SPLITS, UNDONE_SPLITS, CalibrateOptions, D
 from vaerdict.de.rivals import check_rivals
 from vaerdict.de.splitting import with_testing_layer
 from vaerdict.engines import Engine
-from vaerdict.io import check_folder, manifest, replacing, write_json
+from vaerdict.io import manifest, write_json
 from vaerdict.optional import require
 from vaerdict.options import accepts
 from vaerdict.report import write_page
+from vaerdict.runs import RunFolder, prepare_save
 from vaerdict.tasks import Task, TaskResults, run_tasks
 
 if TYPE_CHECKING:
@@ -62,12 +64,11 @@ class Calibration:
 
     def save(self, path: str | Path) -> Path:
         """Write calibrate.csv, results.json and manifest.json to a folder, each whole or not at all."""
-        out = Path(path)
-        with replacing(out / "calibrate.csv") as partial_file:
-            self.table.to_csv(partial_file, index=False)
-        write_json(out / "results.json", self.results)
         settings, seconds = self.results["settings"], self.results["seconds"]
+        out = prepare_save(path, "calibrate", settings, self.data_sha256)
+        write_table(out / "calibrate.csv", self.table)
         write_json(out / "manifest.json", manifest(settings, seconds, data_sha256=self.data_sha256))
+        write_json(out / "results.json", self.results)
         return out
 
     def report(self, path: str | Path) -> Path:
@@ -85,7 +86,7 @@ def calibrate(
     model: Any = None,
     device: str = "cpu",
     out: str | Path | None = None,
-    resume: bool = False,
+    force: bool = False,
     workers: int | None = 1,
     engine: Engine | None = None,
     progress: Progress = silent,
@@ -117,9 +118,10 @@ def calibrate(
     device
         Where a model is trained and used: ``"cpu"`` or ``"cuda"``.
     out
-        A folder for the results, in which finished splits are stored.
-    resume
-        Whether to continue a run in `out` that was stopped; the table does not depend on it.
+        A folder for the results. Finished splits are stored there too, and a run that was stopped goes on.
+        A folder that holds another run or other files is refused.
+    force
+        Whether to replace the run that `out` holds, or to write beside the files there.
     workers
         Number of splits at a time.
     engine
@@ -156,20 +158,22 @@ def calibrate(
     _check(how, analysis)
     analysis.check_training(has_model=model is not None)
     analysis = with_testing_layer(adata, analysis)
-    check_folder(out, "calibrate")
+    named = None if model is None else Path(model).name if isinstance(model, (str, Path)) else type(model).__name__
+    run_folder = RunFolder.of(out, "calibrate", force=force)
     labels = inputs.labels(adata, how, analysis)
     chosen = inputs.groups_to_split(labels[groupby], groups, groupby)
     with TemporaryDirectory() as temporary:
-        folder = Path(temporary if out is None else out)
-        path = inputs.model_folder(model, folder / "inputs")
+        folder = run_folder.path or Path(temporary) / "run"
+        saved = inputs.model_folder(model, folder / "inputs", Path(temporary))
         how = _with_pairs(how, analysis, chosen)
-        cells = inputs.read_cells(adata, labels, chosen, analysis, path)
+        cells = inputs.read_cells(adata, labels, chosen, analysis, saved)
+        settings = {"groupby": groupby, "groups": list(chosen), **asdict(how) | {"rivals": list(how.rivals)}}
+        settings |= {**_settings(analysis), "model": named}
+        run_folder.claim({"settings": settings, "data": cells.sha256})
+        path = inputs.keep_model(saved, folder / "inputs", Path(temporary))
         tasks = _tasks(cells, chosen, how, analysis, {"device": device, "model": path and str(path)})
         work = partial(split_work, str(cells.store(folder / "inputs").resolve()))
-        run = run_tasks(work, tasks, folder, resume=resume, workers=workers, engine=engine, progress=progress)
-    named = None if model is None else Path(model).name if isinstance(model, (str, Path)) else type(model).__name__
-    how_split = asdict(how) | {"rivals": list(how.rivals)}
-    settings = {"groupby": groupby, "groups": list(chosen), **how_split, **_settings(analysis), "model": named}
+        run = run_tasks(work, tasks, folder, workers=workers, engine=engine, progress=progress)
     result = _result(run, settings, cells)
     if out is not None:
         result.save(out)

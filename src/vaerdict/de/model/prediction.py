@@ -43,9 +43,9 @@ _STEPS = 25  # of the search for a cell's state
 
 
 def predict_by_model(
-    analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: np.ndarray
+    analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: Any
 ) -> Prediction:
-    """Predict the fold changes of `genes` by a model of the cells `others` of the file, or by the given model."""
+    """Predict the fold changes of `genes` by a model of the other cells with counts `others`, or by the given model."""
     model, cells = _model_and_cells(analysis, contrast, genes, others)
     block = torch.randint(BLOCKS, (len(genes),), generator=seeded(analysis.options.seed))
     proportions = _proportions(model, cells, block)
@@ -75,7 +75,7 @@ class _Cells(NamedTuple):
 
 
 def _model_and_cells(
-    analysis: Analysis, contrast: Contrast, genes: np.ndarray, others: np.ndarray
+    analysis: Analysis, contrast: Contrast, genes: np.ndarray, others: Any
 ) -> tuple[Expressing, _Cells]:
     """The given model, or one trained on the other cells, and the compared cells as it takes them."""
     device, seed = torch.device(analysis.device), analysis.options.seed
@@ -87,10 +87,8 @@ def _model_and_cells(
         x, model, columns = x.to(device), analysis.scvi, torch.from_numpy(genes)
         kept = torch.ones(len(order), dtype=torch.bool)
     else:
-        counts = analysis.source.counts_of(others, genes)
-        counts = counts[np.asarray(counts.sum(1)).ravel() > 0]
         fitted = fit(
-            sparse_rows(counts.astype(np.float32), device),
+            sparse_rows(others.astype(np.float32), device),
             0,
             _EFFORT,
             seed=seed,

@@ -67,13 +67,12 @@ def document(
     contrasts = _matched(rows_of(results, "contrasts", "name"), genes)
     model, truth = results.get("model"), results.get("truth")
     parts = findings(contrasts, replicates=_verdict(results)["replicates"], model=model)
-    decider = DECIDERS[parts[0].state]
     check = truth_check(contrasts, genes, truth, results["interval"]) if truth else None
     scale = f"LFC is on the {results['scale']} scale: {results['scale_meaning']}."
     summary_cards = [_calls_card(contrasts, genes), *(Card(p.question, p.answer, p.message, p.tone) for p in parts)]
     sections = [
         Section("Truth beside the answer", _truth(check) if check else []),
-        Section("Verdict", [cards(summary_cards), contrasts_table(contrasts, genes, scale, decider)]),
+        Section("Verdict", [cards(summary_cards), contrasts_table(contrasts, genes, scale)]),
         Section("Genes", [genes_view(packed(contrasts, genes, truth, not_tested))]),
         Section("Leading genes", [top_table(c, genes[c["name"]], TOP_GENES) for c in contrasts[:TOP_CONTRASTS]]),
         *(_model_sections(model) if model else []),

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from vaerdict.core import DataError
+from vaerdict.csv_files import unguarded
 from vaerdict.de.columns import DE, TableColumn
 from vaerdict.de.verdict import group_names
-from vaerdict.report.tables import printable
+from vaerdict.report.tables import clipped, printable
 
 Genes = dict[str, list[Any]]
 """The rows of one contrast, by column; missing or not finite values are None."""
@@ -49,7 +50,7 @@ def _by_contrast(rows: csv.DictReader[str], path: Path) -> dict[str, Genes]:
         raise DataError(f"{path} lacks the columns {', '.join(absent)}; it was not written by `vaerdict de`.")
     columns, contrasts = shown_columns(header), dict[str, Genes]()
     for row in rows:
-        genes = contrasts.setdefault(row["contrast"], {column.name: [] for column in columns})
+        genes = contrasts.setdefault(unguarded(row["contrast"]), {column.name: [] for column in columns})
         for column in columns:
             try:
                 genes[column.name].append(_value(row[column.name], column.kind))
@@ -67,10 +68,9 @@ def read_not_tested(path: Path) -> dict[str, NotTested]:
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             for row in csv.DictReader(lines):
-                reasons = contrasts.setdefault(row["contrast"], {})
-                reasons.setdefault(printable(row["reason"]), []).append(
-                    (printable(row["gene"]), int(row["cells_seen"]))
-                )
+                reasons = contrasts.setdefault(unguarded(row["contrast"]), {})
+                gene = clipped(unguarded(row["gene"]))
+                reasons.setdefault(printable(row["reason"]), []).append((gene, int(row["cells_seen"])))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
@@ -86,7 +86,7 @@ def shown_columns(names: Iterable[str]) -> list[TableColumn]:
 
 def _value(cell: str, kind: str) -> Any:
     if kind == "text":
-        return printable(cell)
+        return clipped(unguarded(cell))
     if kind == "flag":
         return _FLAGS[cell.strip().lower()]
     number = float(cell) if cell.strip() else math.nan
@@ -150,9 +150,9 @@ def _steps(reason: str, genes: Sequence[tuple[str, int]], place: Mapping[str, in
 def _packed(contrast: Mapping[str, Any], genes: Genes, truth: Mapping[str, float] | None, most: int) -> dict[str, Any]:
     curve, n_called, n_genes = contrast.get("fdr_curve") or {}, sum(map(bool, genes["is_de"])), len(genes["gene"])
     genes = smallest_q(genes, most)
-    a, b = map(printable, group_names(contrast))
+    a, b = map(clipped, group_names(contrast))
     return {
-        **{key: printable(str(contrast.get(key, ""))) for key in ("name", "group_a", "group_b")},
+        **{key: clipped(str(contrast.get(key, ""))) for key in ("name", "group_a", "group_b")},
         **{key: contrast.get(key) for key in ("level", "delta", "n_discoveries", "joint_fdr", "expected_fdr")},
         "a": a,
         "b": b,

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vaerdict.de.page.genes import Genes, called, leading
-from vaerdict.de.verdict import Decider, group_names
+from vaerdict.de.verdict import group_names
 from vaerdict.report.page import flat
 from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Table
 
 
-def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str, decider: Decider) -> Table:
+def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale: str) -> Table:
     """What was found in each contrast; `scale` describes the fold change."""
     a, b = group_names(contrasts[0]) if len(contrasts) == 1 else ("the first group", "the second group")
     columns = [
@@ -24,7 +24,6 @@ def contrasts_table(contrasts: Sequence[Row], genes: Mapping[str, Genes], scale:
         Column("n_up", f"higher in {a}"),
         Column("n_down", f"higher in {b}"),
         Column("expected_fdr", "expected FDR, %", 2, 100),
-        *([Column("share_by_model", "decided by the model, %", 0, 100)] if decider.rests_on_model else []),
         Column("share_contradicted", "counts contradict the model, %", 0, 100),
     ]
     rows = [_contrast_row(contrast, genes[contrast["name"]]) for contrast in contrasts]
@@ -40,7 +39,7 @@ def _contrast_row(contrast: Row, genes: Genes) -> dict[str, Any]:
     n = len(called(genes))
     down = sum(bool(flag) and (lfc or 0) < 0 for flag, lfc in zip(genes["is_de"], genes["lfc_mean"], strict=True))
     return {
-        **{key: contrast[key] for key in ("name", "expected_fdr", "share_by_model", "share_contradicted")},
+        **{key: contrast[key] for key in ("name", "expected_fdr", "share_contradicted")},
         "cells": _pair(contrast, "n_cells"),
         "samples": _pair(contrast, "n_samples"),
         "n_tested": len(genes["gene"]),

@@ -16,7 +16,7 @@ posterior of :math:`\theta` stays near zero.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -74,11 +74,11 @@ class Predictor(Protocol):
     """Predicts the fold change of every gene without its own counts."""
 
     def __call__(
-        self, analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: np.ndarray, /
+        self, analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: Any, /
     ) -> Prediction:
-        """Predict the fold changes of genes, columns of the file, with the help of other rows of the file.
+        """Predict the fold changes of genes, columns of the file, by their counts in cells that are not compared.
 
-        Shapes: ``genes (n,)``, ``others (cells,)``.
+        Shapes: ``genes (n,)``, ``others (cells, n)``, sparse, without empty rows.
         """
         ...
 

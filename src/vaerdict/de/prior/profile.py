@@ -40,19 +40,19 @@ _SCALES = 2.0 ** torch.arange(-7.0, 2.0).double()
 
 
 def predict_by_profile(
-    analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: np.ndarray
+    analysis: Analysis, contrast: Contrast, genes: np.ndarray, changes: FoldChanges, others: Any
 ) -> Prediction:
-    """Predict the fold changes of `genes` from clusters of the cells `others` of the file."""
-    features = profiles(analysis, genes, others)
-    return regressed(analysis, contrast, genes, changes, features)
+    """Predict the fold changes of `genes` from clusters of the other cells, whose counts of them are `others`."""
+    return regressed(analysis, contrast, genes, changes, profiles(others, analysis.options.seed))
 
 
-def profiles(analysis: Analysis, genes: np.ndarray, others: np.ndarray) -> Tensor:
-    """Features of genes by clusters of other cells, in their main directions. Shapes: ``-> (genes, p)``."""
-    counts = analysis.source.counts_of(others, genes)
+def profiles(counts: Any, seed: int) -> Tensor:
+    """Features of genes by clusters of cells, in their main directions.
+
+    Shapes: ``counts (cells, genes)`` sparse, ``-> (genes, p)``.
+    """
     totals = np.asarray(counts.sum(1)).ravel()
-    counts, totals = counts[totals > 0], totals[totals > 0]
-    cluster = _clusters(counts, totals, analysis.options.seed)
+    cluster = _clusters(counts, totals, seed)
     n = int(cluster.max()) + 1
     belongs = np.eye(n)[cluster]
     sums, library = torch.from_numpy(np.asarray(counts.T @ belongs)), torch.from_numpy(totals @ belongs)

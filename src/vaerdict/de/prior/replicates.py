@@ -106,11 +106,12 @@ def _of_pairs(analysis: Analysis, contrast: Contrast, genes: np.ndarray, weights
 
 
 def _log_rate(analysis: Analysis, side: Side, sample: str, genes: np.ndarray) -> Tensor:
-    """Log2 rate of a sample, with a count more in all that is shared as the side's. Shapes: ``-> (genes,)``."""
+    """Log2 rate of a sample with a cell more, which is as its side. Shapes: ``-> (genes,)``."""
     columns = torch.from_numpy(genes)
     own, whole = (analysis.sums(side, None, name, columns) for name in (sample, None))
     usual = (whole.total + 0.5) / (whole.library + 0.5)
-    return ((own.total + usual * whole.library / len(side.samples) / own.n_cells) / own.library).log2()
+    cell = whole.library / whole.n_cells
+    return ((own.total + usual * cell) / (own.library + cell)).log2()
 
 
 def _spread(values: Tensor) -> Tensor:

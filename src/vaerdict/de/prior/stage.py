@@ -46,21 +46,37 @@ def learn_prior(
     `own` are the shares of the counts' own prior, and `exact` the differences from the centre whose tails are asked
     for. Shapes: ``genes (n,)`` columns of the file, ``own (widths,)``.
     """
-    kind, others = analysis.options.prior, analysis.others(contrast)
-    record: dict[str, Any] = {"kind": kind, "used": False, "reason": None, "n_other": len(others)}
-    df = degrees_of_freedom(analysis, contrast)
-    if len(others) < FEWEST_OTHER:
-        reason = f"{len(others)} cells of the file are not compared, and at least {FEWEST_OTHER} are needed"
-    elif len(genes) < FEWEST_GENES:
-        reason = f"{len(genes)} genes are expressed, and at least {FEWEST_GENES} are needed"
-    elif df < FEWEST_DF:
-        reason = f"the replicates leave {df:g} degrees of freedom, and at least {FEWEST_DF} are needed"
-    else:
-        changes = FoldChanges(likelihood.mode - centre, likelihood.error)
-        prediction = _predictor(kind)(analysis, contrast, genes, changes, others)
-        learned = LearnedPrior(likelihood, centre, prediction, own, exact)
-        return PriorOfContrast(learned, {**record, "used": True, **learned.summary._asdict()})
-    return PriorOfContrast(None, {**record, "reason": reason})
+    kind, rows = analysis.options.prior, analysis.others(contrast)
+    record: dict[str, Any] = {"kind": kind, "used": False, "reason": None, "n_other": len(rows)}
+    reason, others = _too_few(len(rows), len(genes), degrees_of_freedom(analysis, contrast)), None
+    if reason is None:
+        others = analysis.source.counts_of(rows, genes)
+        others = others[np.asarray(others.sum(1)).ravel() > 0]
+        record["n_other"] = others.shape[0]
+        reason = _too_few_other(others.shape[0])
+    if reason is not None or others is None:
+        return PriorOfContrast(None, {**record, "reason": reason})
+    changes = FoldChanges(likelihood.mode - centre, likelihood.error)
+    prediction = _predictor(kind)(analysis, contrast, genes, changes, others)
+    learned = LearnedPrior(likelihood, centre, prediction, own, exact)
+    return PriorOfContrast(learned, {**record, "used": True, **learned.summary._asdict()})
+
+
+def _too_few(n_other: int, n_genes: int, df: float) -> str | None:
+    """Why no prior can be learned."""
+    if n_other < FEWEST_OTHER:
+        return _too_few_other(n_other)
+    if n_genes < FEWEST_GENES:
+        return f"{n_genes} genes are expressed, and at least {FEWEST_GENES} are needed"
+    if df < FEWEST_DF:
+        return f"the replicates leave {df:g} degrees of freedom, and at least {FEWEST_DF} are needed"
+    return None
+
+
+def _too_few_other(n: int) -> str | None:
+    if n >= FEWEST_OTHER:
+        return None
+    return f"{n} cells with counts are not compared, and at least {FEWEST_OTHER} are needed"
 
 
 def _predictor(kind: str) -> Predictor:

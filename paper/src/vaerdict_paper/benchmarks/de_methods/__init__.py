@@ -42,9 +42,7 @@ SIZES = {NULL: ("20", "100", "all", "1:9"), PLANTED: ("15", "50", "200")}
 DONOR_DESIGNS = ("4v4", "8v8")
 
 
-def run(
-    *, quick: bool = False, progress: Progress = silent, out: Path | None = None, resume: bool = False
-) -> Iterator[dict[str, Any]]:
+def run(*, quick: bool = False, progress: Progress = silent, out: Path | None = None) -> Iterator[dict[str, Any]]:
     """One row per data set, design, split and method.
 
     ``n_called`` are the genes called at 5 %. Where changes are planted, ``fdp``, ``tpr`` and ``auprc`` (average
@@ -55,7 +53,7 @@ def run(
     todo = tasks(quick=quick)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if out is None else out
-        done = run_tasks(work, todo, folder, resume=resume, workers=1, progress=progress)
+        done = run_tasks(work, todo, folder, workers=1, progress=progress)
     for result in done.results:
         yield from result["rows"]
 

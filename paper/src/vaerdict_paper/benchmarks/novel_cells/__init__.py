@@ -20,8 +20,8 @@ import torch
 from scipy import sparse
 
 import vaerdict as vd
-from vaerdict.annotation.features import principal_components
 from vaerdict.core import DataError, Progress, silent
+from vaerdict.de.components import principal_components
 from vaerdict.optional import isolated, require
 from vaerdict.selective import Learned, auroc, find_novel
 from vaerdict.tasks import Skipped, Task, run_tasks
@@ -57,9 +57,7 @@ _NEIGHBOURS = 15
 _EPOCHS = (60, 30)  # of SCVI, and of SCANVI
 
 
-def run(
-    *, quick: bool = False, progress: Progress = silent, out: Path | None = None, resume: bool = False
-) -> Iterator[dict[str, Any]]:
+def run(*, quick: bool = False, progress: Progress = silent, out: Path | None = None) -> Iterator[dict[str, Any]]:
     """One row per data set, design, seed and method.
 
     ``fdp`` is the share of known cells among those called novel (0 where none is), ``power`` the share of novel cells
@@ -67,7 +65,7 @@ def run(
     """
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if out is None else out
-        done = run_tasks(work, tasks(quick=quick), folder, resume=resume, workers=1, progress=progress)
+        done = run_tasks(work, tasks(quick=quick), folder, workers=1, progress=progress)
     for result in done.results:
         yield from result["rows"]
 

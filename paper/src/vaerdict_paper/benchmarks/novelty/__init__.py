@@ -45,7 +45,6 @@ def run(
     quick: bool = False,
     progress: Progress = silent,
     out: Path | None = None,
-    resume: bool = False,
     workers: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """One row per table, number of labels, hidden class and method: means over seeds, with standard errors of some.
@@ -56,7 +55,7 @@ def run(
     todo = tasks(quick=quick)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if out is None else out
-        done = run_tasks(work, todo, folder, resume=resume, workers=workers, progress=progress)
+        done = run_tasks(work, todo, folder, workers=workers, progress=progress)
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in done.results:
         for row in result["rows"]:

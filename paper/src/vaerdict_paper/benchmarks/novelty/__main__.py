@@ -18,8 +18,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     todo = novelty.tasks(quick=options.quick)
-    run_tasks(novelty.work, todo, options.out / "novelty", resume=True, workers=options.workers, progress=_print)
-    result = benchmarks.run("novelty", quick=options.quick, folder=options.out, resume=True)
+    run_tasks(novelty.work, todo, options.out / "novelty", workers=options.workers, progress=_print)
+    result = benchmarks.run("novelty", quick=options.quick, folder=options.out)
     benchmarks.write_result(options.out, "novelty", result)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,17 +23,20 @@ from vaerdict_paper.benchmarks.prior.designs import (
     Cells,
 )
 
-MODULES, DONORS, SECTION5 = "simulated modules", "simulated modules, 4 v 4 donors", "simulated, section 5"
+MODULES, SECTION5 = "simulated modules", "simulated, section 5"
+DONORS = {"simulated modules, 4 v 4 donors": 4, "simulated modules, 8 v 8 donors": 8}
+"""Donors a side, which are the replicates."""
+
 OTHERS = {
     MODULES: (OTHER_KINDS, SAME_KINDS, WRONG_KINDS),
-    DONORS: (OTHER_KINDS, WRONG_KINDS),
+    **dict.fromkeys(DONORS, (OTHER_KINDS, WRONG_KINDS)),
     SECTION5: (SAME_KINDS, WRONG_KINDS),
 }
 """The cells that are not compared. Types of section 5 are unrelated, so that those not compared are wrong kinds."""
 
 N_GENES, N_MODULES, N_KINDS = 2000, 12, 5
 TRUTH_CELLS, OTHER_CELLS, UNLABELLED = 200, 150, 100  # a side, of each other kind, of each kind compared
-N_DONORS, TRUTH_DONORS, DONOR_CELLS = 4, 12, 60  # a side; cells of each donor that tells the truth
+TRUTH_DONORS, DONOR_CELLS = 12, 60  # a side; cells of each donor that tells the truth
 SECTION5_GENES, SECTION5_CELLS = 300, 1800
 
 _IN_MODULE, _OWN = 0.6, 0.05  # shares of genes in a module, and with a change of their own
@@ -122,15 +127,15 @@ def modules(others: str, n: int, rng: np.random.Generator) -> Case:
     return Case(Cells(sparse.vstack([compared, other], format="csr"), side), truth, world.lfc)
 
 
-def donors(others: str, n: int, rng: np.random.Generator) -> Case:
-    """Four donors a side, n cells of each, whose modules differ between the sides and vary between donors."""
+def donors(k: int, others: str, n: int, rng: np.random.Generator) -> Case:
+    """k donors a side, n cells of each, whose modules differ between the sides and vary between donors."""
     world = _World.of(rng)
-    counts, unit = _of_donors(world, N_DONORS, n, rng)
+    counts, unit = _of_donors(world, k, n, rng)
     more, more_unit = _of_donors(world, TRUTH_DONORS, DONOR_CELLS, rng)
     truth = Cells(more, _both(TRUTH_DONORS * DONOR_CELLS), more_unit, SAMPLES)
     other = world.other_cells(others, rng)
     unit = np.concatenate([unit, rng.choice(unit, other.shape[0])])
-    side = np.concatenate([_both(N_DONORS * n), np.full(other.shape[0], OTHER)])
+    side = np.concatenate([_both(k * n), np.full(other.shape[0], OTHER)])
     return Case(Cells(sparse.vstack([counts, other], format="csr"), side, unit, SAMPLES), truth, world.lfc)
 
 
@@ -165,4 +170,9 @@ def _both(n: int) -> np.ndarray:
     return np.repeat([FIRST, SECOND], n)
 
 
-SIMULATED = {MODULES: modules, DONORS: donors, SECTION5: five_types}
+SIMULATED: Mapping[str, Callable[[str, int, np.random.Generator], Case]] = {
+    MODULES: modules,
+    **{name: partial(donors, k) for name, k in DONORS.items()},
+    SECTION5: five_types,
+}
+"""Cases by name, of the cells that are not compared and the number of those compared."""
