@@ -64,8 +64,10 @@ def blocks() -> dict[str, dict[str, str]]:
     return {
         "de.md": {
             "options": _escaped(option_table(DEOptions)),
-            "calibrate-options": _escaped(option_table(CalibrateOptions)),
             "columns": _escaped(column_table(columns.DE)),
+        },
+        "calibrate.md": {
+            "calibrate-options": _escaped(option_table(CalibrateOptions)),
             "calibrate-columns": _escaped(column_table(columns.CALIBRATE)),
             "calibrate-strata": _escaped(column_table(STRATA)),
         },
@@ -78,7 +80,7 @@ def blocks() -> dict[str, dict[str, str]]:
         "verdicts.md": {"stages": _stages(), "limits": _limits(), **_captions()},
         "encoder.md": {"encoders": _encoders()},
         "khat.md": {"khat": _khat()},
-        # "counts.md": {"shrinkage": _shrinkage()},
+        "counts.md": {"shrinkage": _shrinkage()},
         "compare.md": {
             "inference": _against_samplers(),
             "genes": _against_tests(),
