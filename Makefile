@@ -75,15 +75,18 @@ format: install
 bench: install
 	$(BIN)/vaerdict bench all --force --out paper/results/bench
 
+# the site, offline and without warnings: build/site/index.html
 docs: install
-	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/site
 
 figures: install
 	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/verdicts.py
-	$(BIN)/python docs/reference.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/figures/concepts.py
+	$(BIN)/python docs/generate.py
 
 readme: install
-	$(BIN)/python -m vaerdict_paper.pages README.md docs/results.md docs/benchmarks.md
+	$(BIN)/python -m vaerdict_paper.pages README.md docs/results/*.md docs/benchmarks.md docs/benchmarks/*.md
 
 tutorials: install
 	$(BIN)/python tests/notebooks.py
@@ -98,4 +101,4 @@ dist:
 	.venv-dist/bin/twine check --strict dist/*
 
 clean:
-	rm -rf .venv* build dist src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv* build dist docs/generated src/*.egg-info .pytest_cache .ruff_cache

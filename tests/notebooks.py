@@ -1,4 +1,4 @@
-"""Run the notebooks of examples/ in a new kernel; as a script, write them back with new outputs (`make tutorials`)."""
+"""Run the tutorials in a new kernel; as a script, write them back with new outputs (`make tutorials`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 
 METADATA = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 """The metadata of a notebook that do not depend on the machine."""

@@ -23,8 +23,7 @@ from vaerdict.datasets import linear_gaussian
 from vaerdict.optional import isolated
 
 ROOT = Path(__file__).parent.parent
-GENERATED = "api.md"  # its Python shows signatures
-PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != GENERATED)]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 LONG = {
     "digits.py",  # a minute: the same code runs at toy size as the snippet of the README
@@ -108,6 +107,7 @@ def test_blocks_have_a_language_and_few_are_not_run():
         ("models.md", "bash", "needs a saved model"),
         ("scale.md", "bash", "needs two GPUs"),
         ("scale.md", "bash", "needs a cluster"),
+        ("start.md", "bash", "test_demo.py runs it"),
     ]
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("ipykernel")
 
 import nbformat
 
-from notebooks import EXAMPLES, NOTEBOOKS, executed
+from notebooks import NOTEBOOKS, TUTORIALS, executed
 
 PBMC = Path(os.environ.get("VAERDICT_DATA", "nowhere")) / "scrna" / "pbmc3k.h5ad"
 MOST_BYTES = 400_000
@@ -94,7 +94,7 @@ OWN_FACTS = """{
 
 
 def test_a_model_of_your_own(tmp_path):
-    path = EXAMPLES / "own_model.ipynb"
+    path = TUTORIALS / "own_model.ipynb"
     notebook, facts = executed(path, tmp_path, OWN_FACTS)
     assert complaints(notebook) == []
     assert output_types(notebook) == output_types(nbformat.read(path, as_version=4))
@@ -112,6 +112,36 @@ def test_a_model_of_your_own(tmp_path):
     assert facts["model_off"] > facts["three_steps_off"]
     assert facts["cost"]["least expected loss"] < min(facts["cost"]["stop all"], facts["cost"]["stop none"])
     assert facts["draws"] == 500
+
+
+REJECT_FACTS = """{
+    "correct": float((label == truth)[~nine].mean()),
+    "rejected": [float(rejected[~nine].mean()), float(rejected[nine].mean())],
+    "novel": [int(found.novel.sum()), int(nine[found.novel].sum()), int(nine.sum())],
+    "cost": {name: float(cost(rule).mean()) for name, rule in rules.items()},
+    "ok": int((np.asarray(evidence.verdict) == int(vd.Verdict.OK)).sum()),
+    "gate": gate.passed,
+}"""
+
+
+def test_decide_or_reject(tmp_path):
+    pytest.importorskip("sklearn")
+    path = TUTORIALS / "reject.ipynb"
+    notebook, facts = executed(path, tmp_path, REJECT_FACTS)
+    assert complaints(notebook) == []
+    assert output_types(notebook) == output_types(nbformat.read(path, as_version=4))
+    assert "model disagrees with labels" in printed(notebook)
+    assert facts["correct"] > 0.95
+    # few rows of labelled classes are rejected, most nines are, and most are found with few false calls
+    assert facts["rejected"][0] < 0.13
+    assert facts["rejected"][1] > 0.85
+    called, right, nines = facts["novel"]
+    assert right > 0.7 * nines
+    assert called - right <= 0.15 * called
+    # both rules together cost least, and the error left is that of the model, whose inference is reliable
+    assert min(facts["cost"], key=facts["cost"].get) == "reject both"
+    assert facts["ok"] >= 50
+    assert not facts["gate"]
 
 
 PBMC_FACTS = """{
@@ -135,7 +165,7 @@ PBMC_FACTS = """{
 @pytest.mark.skipif(not PBMC.is_file(), reason=f"needs {PBMC.name} in the scrna folder of VAERDICT_DATA")
 def test_pbmc3k(tmp_path):
     pytest.importorskip("scvi")
-    path = EXAMPLES / "pbmc3k.ipynb"
+    path = TUTORIALS / "pbmc3k.ipynb"
     notebook, facts = executed(path, tmp_path, PBMC_FACTS)
     assert complaints(notebook) == []
     assert output_types(notebook) == output_types(nbformat.read(path, as_version=4))

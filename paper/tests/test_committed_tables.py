@@ -13,7 +13,7 @@ from vaerdict_paper.pages.render import update_tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "<!-- results:" in path.read_text()
+    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "<!-- results:" in path.read_text()
 ]
 BIVARIATE = {
     "experiment": "bivariate",
@@ -35,7 +35,7 @@ BIVARIATE = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[path.name for path in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
 def test_committed_tables_are_current(page, tmp_path):
     copy = tmp_path / page.name
     copy.write_bytes(page.read_bytes())
@@ -91,3 +91,15 @@ def test_a_page_that_cannot_be_rebuilt_is_left_unchanged(tmp_path, content, mess
     assert page.read_text() == content
     with pytest.raises(DataError, match="does not exist"):
         update_tables(tmp_path / "none.md", tmp_path)
+
+
+def test_a_page_can_show_one_benchmark(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results:bench/psis -->\n<!-- /results:bench/psis -->\n", encoding="utf-8")
+    update_tables(page, ROOT / "paper" / "results")
+    tables = page.read_text(encoding="utf-8")
+    assert "psis 2000x5000" in tables
+    assert "samplers" not in tables
+    page.write_text("<!-- results:bench/nothing -->\n<!-- /results:bench/nothing -->\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no result file is of the benchmark 'nothing'"):
+        update_tables(page, ROOT / "paper" / "results")

@@ -3,14 +3,14 @@ r"""Bounds on the evidence, and losses with their gradients.
 Every function takes log-weights :math:`\log w` of shape ``(K, *batch)`` and returns one number per observation. Each
 bound is followed by its losses, which are named after their gradient estimator:
 
-========  ======================  =====================  =========================================================
-estimator  z carries gradient      q's parameters do      reference
-========  ======================  =====================  =========================================================
-pathwise  yes                     yes                    Kingma & Welling (2014), Burda et al. (2016)
-stl       yes                     no (stopped)           Roeder et al. (2017)
-dreg      yes                     no (stopped)           Tucker et al. (2019)
-score     no                      yes                    Bornschein & Bengio (2015)
-========  ======================  =====================  =========================================================
+=========  =====================  ====================  ============================================
+estimator  z carries gradient     q's parameters do     reference
+=========  =====================  ====================  ============================================
+pathwise   yes                    yes                   Kingma & Welling (2014), Burda et al. (2016)
+stl        yes                    no (stopped)          Roeder et al. (2017)
+dreg       yes                    no (stopped)          Tucker et al. (2019)
+score      no                     yes                   Bornschein & Bengio (2015)
+=========  =====================  ====================  ============================================
 
 `Loss.z_grad` and `Loss.q_grad` say which of z and q must carry gradient where `log_w` is computed. All `dreg` and
 `stl` losses have the form :math:`-\sum_k c_k \log w_k` with constant coefficients c, so that one backward pass through

@@ -58,7 +58,7 @@ class DEOptions:
     clustered: bool = option(
         False, "The groups are clusters, found in one part of the counts (vd.split_counts): compare the other part."
     )
-    delta: float = option(0.5, "Least |log2 fold change| of a differentially expressed gene.")
+    delta: float = option(0.5, "Least absolute log2 fold change of a differentially expressed gene.")
     covariates: tuple[str, ...] = option(
         (),
         "Columns of obs to adjust for, numbers or categories, of cells or of samples where these are the replicates.",

@@ -64,8 +64,8 @@ def differential_expression(
     All expressed genes are tested from the raw counts: a negative binomial likelihood per gene, with dispersions
     between cells or samples moderated across genes, and adaptive shrinkage of fold changes. Where cells of the file are
     not compared, these show which genes go together, and the other genes tell what a gene with few counts probably does
-    (`prior`). A gene is differentially expressed where its |log2 fold change| is at least `delta`. No model is trained
-    or used unless one is asked for (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
+    (`prior`). A gene is differentially expressed where its absolute log2 fold change is at least `delta`. No model is
+    trained or used unless one is asked for (`check_model`, ``prior="model"``, ``scale="pair"``, or `model`).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rebuild the result tables of Markdown pages: ``python -m vaerdict_paper.pages README.md docs/results.md``."""
+"""Rebuild the result tables of Markdown pages: ``python -m vaerdict_paper.pages README.md docs/benchmarks.md``."""
 
 import sys
 from pathlib import Path

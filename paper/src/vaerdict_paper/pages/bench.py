@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from vaerdict.core import DataError
 from vaerdict.report import document as forms
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
@@ -167,18 +168,27 @@ _COLUMNS: dict[str, Sequence[Column]] = {
 }
 
 
-def document(results: Sequence[Row], mnist_stages: Sequence[Row] = ()) -> Document:
+def document(results: Sequence[Row], mnist_stages: Sequence[Row] = (), part: str | None = None) -> Document:
     """The report of benchmark results, in the order of `_TITLES`.
 
-    `mnist_stages` are the timed stages of a run of the MNIST experiment, shown beside the extrapolated seconds.
+    `mnist_stages` are the timed stages of a run of the MNIST experiment, shown beside the extrapolated seconds. `part`
+    is the name of one benchmark, or "ratios" for the table of all ratios alone.
     """
     order = list(_TITLES)
     results = sorted((r for r in results if r.get("benchmark") in order), key=lambda r: order.index(r["benchmark"]))
-    sections = [Section("All ratios", [_overview(results)]), *(_section(r, mnist_stages) for r in results)]
+    ratios = Section("All ratios", [_overview(results)])
+    if part == "ratios":
+        return Document("Benchmarks", [], [ratios])
+    if part:
+        results = [r for r in results if r["benchmark"] == part]
+        if not results:
+            raise DataError(f"no result file is of the benchmark {part!r}.")
+    sections = [*([] if part else [ratios]), *(_section(r, mnist_stages) for r in results)]
     cut = [r["benchmark"] for r in results if not r.get("complete", True)]
     sentences = [f"Interrupted, with the rows measured until then: {', '.join(cut)}."] if cut else []
     sentences += [sentence for r in results for sentence in _SENTENCES.get(r["benchmark"], _none)(r)]
-    return Document("Benchmarks", ["Where a peer is named, both were timed in the same run.", *sentences], sections)
+    timed = [] if part else ["Where a peer is named, both were timed in the same run."]
+    return Document("Benchmarks", [*timed, *sentences], sections)
 
 
 def text(result: Row) -> str:

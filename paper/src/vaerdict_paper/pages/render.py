@@ -30,33 +30,43 @@ def _page(name: str) -> Callable[[Path], Document]:
 ppca, bivariate, audit, mnist, genes = map(_page, ("ppca", "bivariate", "audit", "mnist", "genes"))
 
 
-def bench(run_dir: Path) -> Document:
-    """The report on a folder of benchmark results, with the seconds of the MNIST run in the folder beside it."""
+def bench(run_dir: Path, part: str | None = None) -> Document:
+    """The report on a folder of benchmark results, with the seconds of the MNIST run in the folder beside it.
+
+    `part` is the name of one benchmark, or "ratios" for the table of all ratios alone.
+    """
     from vaerdict_paper.pages.bench import document
 
     results = [r for r in map(read_record, sorted(run_dir.glob("*.json"))) if "benchmark" in r]
     mnist_run = run_dir.parent / "mnist" / "results.json"
     stages = read_record(mnist_run).get("stages", ()) if mnist_run.exists() else ()
     with well_formed(run_dir):
-        return document(results, stages)
+        return document(results, stages, part)
 
 
 def update_tables(page: Path, results_root: Path) -> list[str]:
     """Replace the text between each pair of results markers by the rendered tables; returns the names in the markers.
 
     The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``. For
-    ``NAME/brief`` only the summary, the verdicts and the first table are rendered.
+    ``NAME/brief`` only the summary, the verdicts and the first table are rendered, for ``bench/PART`` one benchmark.
     """
     if not page.is_file():
         raise DataError(f"{page} does not exist; give the page whose tables to rebuild.")
     content = page.read_text(encoding="utf-8")
-    names = re.findall(r"<!-- results:([\w-]+(?:/brief)?) -->", content)
+    names = re.findall(r"<!-- results:([\w-]+(?:/[\w-]+)?) -->", content)
     for name in names:
-        report = load(results_root / name.removesuffix("/brief"))
-        content = _replaced(content, name, brief(report) if name.endswith("/brief") else markdown(report), page)
+        content = _replaced(content, name, _rendered(results_root, *name.split("/")), page)
     if names:
         write_text(page, content)
     return names
+
+
+def _rendered(results_root: Path, run: str, part: str | None = None) -> str:
+    """The tables of a run, of a part of the benchmarks, or the brief form."""
+    if run == "bench" and part:
+        return markdown(bench(results_root / run, part))
+    report = load(results_root / run)
+    return brief(report) if part else markdown(report)
 
 
 def _replaced(content: str, name: str, tables: str, page: Path) -> str:
