@@ -48,9 +48,7 @@ _OTHER_PATIENTS = "other patients"
 _PRIOR_COLUMNS = ("kind", "used", "correlation", "slope", "share_following", "n_by_prior", "n_counts")
 
 
-def run(
-    *, quick: bool = False, progress: Progress = silent, out: Path | None = None, resume: bool = False
-) -> Iterator[dict[str, Any]]:
+def run(*, quick: bool = False, progress: Progress = silent, out: Path | None = None) -> Iterator[dict[str, Any]]:
     """One row per design, number of cells, repetition and method, with the measures of `measures.judged`.
 
     Measures that end in ``_exact`` are by the exact truth of simulations; ``fdp_any_exact`` is the share of calls of
@@ -61,9 +59,9 @@ def run(
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) if out is None else out
         several = [task for task in todo if task["stage"] != COST]
-        done = run_tasks(work, several, folder, resume=resume, workers=WORKERS, progress=progress).results
+        done = run_tasks(work, several, folder, workers=WORKERS, progress=progress).results
         timed = [task for task in todo if task["stage"] == COST]
-        done += run_tasks(work, timed, folder / "cost", resume=resume, workers=1, progress=progress).results
+        done += run_tasks(work, timed, folder / "cost", workers=1, progress=progress).results
     for result in done:
         yield from result["rows"]
 
