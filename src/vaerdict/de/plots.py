@@ -59,13 +59,12 @@ def gene(
         if not len(cells):
             raise DataError(f"adata has no cells of {contrast[name]!r}; pass the data that were compared.")
         share = _share(adata, settings["layer"], cells, place)
-        if sample is not None:
-            means = [share[sample[cells] == s].mean() for s in sorted({s for s in sample[cells] if s is not None})]
-            ax.scatter(
-                np.full(len(means), len(values) + 1), np.log2(1 + np.array(means)), color="black", s=12, zorder=3
-            )
         values.append(np.log2(1 + share))
         named.append(f"{_plain(short(contrast[name]))}\n{len(cells):,} cells, {(share > 0).mean():.0%} with counts")
+        if sample is not None:
+            owners = sample[cells]
+            means = [values[-1][owners == s].mean() for s in sorted({s for s in owners if s is not None})]
+            ax.scatter([len(values)] * len(means), means, color="black", s=12, zorder=3)
     drawn: Any = ax.violinplot(values, showmeans=True, showextrema=False)
     for body, colour in zip(drawn["bodies"], (BAD, GOOD), strict=True):
         body.set(facecolor=colour, alpha=0.5)

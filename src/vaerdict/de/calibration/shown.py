@@ -82,7 +82,7 @@ def plot(results: Mapping[str, Any], ax: Axes | None) -> Axes:
         errors = [_error(row) for row in own]
         levels_of, both = [row["level"] for row in own], list(zip(*errors, strict=True))
         ax.errorbar(levels_of, values, both, marker="o", capsize=2, label=f"{method}, {replicates}")
-    title = counted(sum(row["splits"] for row in rows if row["level"] == levels[0]), "split")
+    title = counted(max((row["splits"] for row in rows), default=0), "split")
     achieved = "share of false calls" if results["spikes"] else "share of splits with a false call"
     ax.set(xlabel="target FDR", ylabel=achieved, title=title)
     ax.set_ylim(bottom=0)
