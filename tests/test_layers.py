@@ -21,7 +21,7 @@ LAYERS = {
         ("core",),
         ("noise", "io", "options", "functions"),
         ("optional", "runs"),
-        ("csv_files",),
+        ("csv_files", "notebook"),
         ("engines",),
         ("tasks",),
         ("distributions", "likelihoods", "objectives", "diagnostics", "networks"),

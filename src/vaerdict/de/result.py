@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,16 @@ from vaerdict import csv_files
 from vaerdict.core import DataError, SettingError, VaerdictError
 from vaerdict.csv_files import write_table
 from vaerdict.de import cells as shown_cells
+from vaerdict.de import plots, scanpy_export
+from vaerdict.de.data import listed
 from vaerdict.io import manifest, replacing, write_json
+from vaerdict.notebook import counted, html, short
 from vaerdict.optional import isolated, require
 from vaerdict.runs import prepare_save
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 LATENT = "X_vaerdict"
 """Where the AnnData that is saved holds the posterior means of the cells' latents."""
@@ -27,12 +31,12 @@ LATENT = "X_vaerdict"
 NOT_TESTED = "not_tested.csv"
 """The file of the genes that were not tested."""
 
-_LEAST_Q = 1e-300  # a smaller one has the score of this one
 _CELLS = "latent.h5ad"
+_SHOWN, _GENES = 5, 8  # contrasts, and genes of each direction, that are shown
 _ROWS = "rows"  # where that AnnData says which rows of the data its cells were
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DEResult:
     """Genes of every contrast with calibrated probabilities, and the evidence behind them.
 
@@ -54,12 +58,12 @@ class DEResult:
 
     table: pandas.DataFrame
     results: dict[str, Any]
-    not_tested: pandas.DataFrame = field(repr=False)
-    obs: pandas.DataFrame = field(repr=False)
-    cells: np.ndarray = field(repr=False)
-    latent: np.ndarray | None = field(repr=False)
-    data_sha256: str = field(repr=False)
-    shown: Callable[[], shown_cells.ShownCells | None] = field(repr=False, default=lambda: None)
+    not_tested: pandas.DataFrame
+    obs: pandas.DataFrame
+    cells: np.ndarray
+    latent: np.ndarray | None
+    data_sha256: str
+    shown: Callable[[], shown_cells.ShownCells | None] = field(default=lambda: None)
 
     @classmethod
     def load(cls, path: str | Path) -> DEResult:
@@ -75,6 +79,27 @@ class DEResult:
             raise DataError(f"{out} does not hold a whole run ({error}); run `vaerdict de` again.") from error
         shown = shown_cells.ShownCells.load(out / shown_cells.FILE)
         return cls(table, results, read_table(out, NOT_TESTED), *cells, sha, lambda: shown)
+
+    def __repr__(self) -> str:
+        contrasts = self.results["contrasts"]
+        lines = [f"DEResult: {counted(len(contrasts), 'contrast')}, {self.results['genes_tested']}"]
+        lines += [f"  {short(c['name'])}: {_called(c)}" for c in contrasts[:_SHOWN]]
+        lines += [f"  and {len(contrasts) - _SHOWN:,} more"] if len(contrasts) > _SHOWN else []
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for c in self.results["contrasts"]:
+            genes = self.discoveries(c["name"])
+            up, down = genes[genes["lfc_mean"] > 0]["gene"], genes[genes["lfc_mean"] <= 0]["gene"]
+            named = {
+                f"higher in {side}": ", ".join(map(short, part[:_GENES]))
+                for side, part in (("the first", up), ("the second", down))
+            }
+            rows.append({"contrast": short(c["name"]), "tested": c["n_tested"], "called": c["n_discoveries"], **named})
+        messages = self.verdict["messages"]
+        title = f"Differential expression: {counted(len(rows), 'contrast')}"
+        return html(title, messages[:1], rows, [*messages[1:], *self.warnings])
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -93,6 +118,23 @@ class DEResult:
         order = np.lexsort((-called["lfc_mean"].abs().to_numpy(), called["q_value"].to_numpy()))
         return called.iloc[order]
 
+    def plot_volcano(self, contrast: str | None = None, *, n_labels: int = 10, ax: Axes | None = None) -> Axes:
+        """Fold changes against q-values of a contrast, the first by default; genes called thanks to a prior are hollow.
+
+        The first `n_labels` genes are named. Returns the matplotlib axes.
+        """
+        chosen = self.contrast(contrast)
+        return plots.volcano(self._rows(chosen["name"]), chosen, n_labels, ax)
+
+    def plot_gene(self, gene: str, adata: Any, contrast: str | None = None, *, ax: Axes | None = None) -> Axes:
+        """Expression of a gene in the cells of both groups, with the means of samples where these are the replicates.
+
+        `adata` are the data that were compared. Returns the matplotlib axes.
+        """
+        chosen = self.contrast(contrast)
+        row = plots.row_of(self._rows(chosen["name"]), gene, chosen["name"])
+        return plots.gene(row, chosen, self.results["settings"], adata, ax)
+
     def with_truth(self, truth: Mapping[str, Mapping[str, float]]) -> DEResult:
         """The same with the true log2 fold changes of simulated data: a number for each contrast and gene.
 
@@ -104,55 +146,73 @@ class DEResult:
             raise SettingError(f"no contrast {', '.join(unknown)} was compared; give the truth of those that were.")
         return replace(self, results=self.results | {"truth": lfc})
 
-    def to_scanpy(self, adata: Any, key: str = "rank_genes_groups") -> None:
+    def contrast(self, name: str | None = None) -> dict[str, Any]:
+        """What results.json says of a contrast; of the first one without a name."""
+        contrasts = self.results["contrasts"]
+        chosen = [c for c in contrasts if name is None or c["name"] == name]
+        if not chosen:
+            raise SettingError(
+                f"no contrast {name!r} was compared; there are {listed([c['name'] for c in contrasts])}."
+            )
+        return chosen[0]
+
+    def _rows(self, contrast: str) -> pandas.DataFrame:
+        rows: Any = self.table[self.table["contrast"] == contrast]
+        return rows
+
+    def to_scanpy(
+        self, adata: Any, key: str = "rank_genes_groups", *, contrast: str | None = None, copy: bool = False
+    ) -> Any:
         """Fill ``adata.uns[key]`` as scanpy's ``rank_genes_groups`` does, so that its plots work.
 
         Genes are ranked by certainty: scores are -log10 of the q-values with the sign of the LFC. ``pvals_adj`` are the
-        q-values, ``pvals`` are 1 - prob_de. A gene that was tested in other contrasts only has a score of 0, an LFC of
-        NaN and ``pvals`` of 1.
+        q-values, ``pvals`` are 1 - prob_de. A gene that was not tested has a score and an LFC of 0 and ``pvals`` of 1.
+
+        Parameters
+        ----------
+        adata
+            The data that were compared, or any with the same genes and groups.
+        key
+            The entry of ``adata.uns``, and the column of obs by which plots group cells.
+        contrast
+            The contrast, whose groups are both ranked; by default all contrasts, the first group of each.
+        copy
+            Whether a copy of the cells compared is filled and returned. With ``values_to_plot`` scanpy draws no cells
+            of groups that were not compared.
+
+        Returns
+        -------
+        The copy, or None.
+
+        Notes
+        -----
+        Latents of a model are in ``adata.obsm["X_vaerdict"]``, ready for ``sc.pp.neighbors(adata,
+        use_rep="X_vaerdict")`` and ``sc.tl.umap``, if all cells of adata were compared.
         """
-        contrasts, settings = self.results["contrasts"], self.results["settings"]
-        firsts = [c["group_a"] for c in contrasts]
-        names = firsts if len(set(firsts)) == len(firsts) else [c["name"] for c in contrasts]
-        references = {c["group_b"] for c in contrasts}
-        columns: dict[str, list[np.ndarray]] = {}
-        gene = "gene_id" if "gene_id" in self.table else "gene"
-        every = self.table[gene].unique()
-        for contrast in contrasts:
-            rows: Any = self.table[self.table["contrast"] == contrast["name"]].set_index(gene).reindex(every)
-            q, lfc = rows["q_value"].fillna(1.0).to_numpy(), rows["lfc_mean"].fillna(0.0).to_numpy()
-            score = -np.sign(lfc) * np.log10(q.clip(_LEAST_Q, 1.0))
-            order = np.lexsort((-lfc, -score))
-            rows = rows.iloc[order]
-            ranked = {
-                "names": rows.index.to_numpy(dtype=object),
-                "scores": score[order].astype(np.float32),
-                "logfoldchanges": rows["lfc_mean"].to_numpy(np.float32),
-                "pvals": 1 - rows["prob_de"].fillna(0.0).to_numpy(),
-                "pvals_adj": q[order],
-            }
-            for name, values in ranked.items():
-                columns.setdefault(name, []).append(values)
+        settings, chosen = self.results["settings"], self.results["contrasts"]
+        chosen = chosen if contrast is None else [self.contrast(contrast)]
+        groups = scanpy_export.groups_of(adata, settings, chosen)
+        if copy:
+            adata, groups = adata[groups != None].copy(), groups[groups != None]  # noqa: E711
+        columns = scanpy_export.ranking(self.table, chosen, adata)
+        names, groupby = columns["names"].dtype.names, settings["groupby"]
+        if not {c["group_a"] for c in chosen} <= set(names):  # the entries are contrasts
+            if copy:
+                raise SettingError("contrasts share their first group; name one of them with contrast=.")
+        else:
+            groupby, adata.obs[key] = key, scanpy_export.categories(groups, names)
+        references = {c["group_b"] for c in chosen}
         params = {
-            "groupby": settings["groupby"],
+            "groupby": groupby,
             "reference": references.pop() if len(references) == 1 else "rest",
             "method": "vaerdict",
             "use_raw": False,
             "layer": settings["layer"],
         }
-        adata.uns[key] = {"params": params, **self._shares_seen(names, gene)} | {
-            name: np.rec.fromarrays(values, dtype=[(n, v.dtype) for n, v in zip(names, values, strict=True)])
-            for name, values in columns.items()
-        }
-
-    def _shares_seen(self, names: list[str], gene: str) -> dict[str, pandas.DataFrame]:
-        """Shares of cells in which genes are seen, as scanpy has them."""
-        pandas = require("pandas", "bio")
-        parts = [rows.set_index(gene) for _, rows in self.table.groupby("contrast", sort=False)]
-        return {
-            key: pandas.DataFrame({name: rows[side] for name, rows in zip(names, parts, strict=True)})
-            for key, side in {"pts": "seen_a", "pts_rest": "seen_b"}.items()
-        }
+        adata.uns[key] = {"params": params, **columns}
+        if self.latent is not None and adata.obs_names.isin(self.obs.index).all():
+            adata.obsm[LATENT] = self.latent[self.obs.index.get_indexer(adata.obs_names)]
+        return adata if copy else None
 
     def save(self, path: str | Path) -> Path:
         """Write de.csv (de.parquet where pandas can), not_tested.csv, results.json, manifest.json and the cells."""
@@ -203,6 +263,15 @@ class DEResult:
         anndata = require("anndata", "bio")
         with isolated(0):
             anndata.AnnData(obs=self.obs, obsm={LATENT: self.latent}, uns={_ROWS: self.cells}).write_h5ad(file)
+
+
+def _called(contrast: Mapping[str, Any]) -> str:
+    """The genes called of a contrast, in words."""
+    n, up = contrast["n_discoveries"], contrast["n_up"]
+    return (
+        f"{counted(n, 'gene')} called at an FDR of {contrast['level']:g}, {up:,} higher in "
+        f"{short(contrast['group_a'])}, {n - up:,} in {short(contrast['group_b'])}"
+    )
 
 
 def _no_cells() -> tuple[pandas.DataFrame, np.ndarray, None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from vaerdict.core import (
 from vaerdict.decisions import check_probabilities
 from vaerdict.diagnostics import Verdict
 from vaerdict.engines import Engine
+from vaerdict.inference import shown
 from vaerdict.inference.assess import Assessment, assess, checked_values, importance_weights
 from vaerdict.inference.blocks import Settings, answered, named_proposals, noise_for
 from vaerdict.inference.sampling import Escalation, Group
@@ -44,6 +45,9 @@ from vaerdict.noise import Randomness, as_source, seeded
 from vaerdict.priors import JointPrior, Prior
 from vaerdict.proposals import Mixture
 from vaerdict.samplers import gathered, systematic
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CONFIRMED_ERRORS = 4.0  # errors of their difference by which two independent answers may differ
 _PROBES = 64  # draws of the prior at which a loss is evaluated to learn how large it may be
@@ -72,7 +76,7 @@ class Layout(NamedTuple):
     replicate: Tensor | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
     """The posterior of a model at some observations, as particles with log-weights.
 
@@ -87,11 +91,23 @@ class Posterior:
     source: Tensor
     names: tuple[str, ...] = ("q",)
     smooth: bool = True
-    record: Escalation | None = field(default=None, repr=False)
-    layouts: tuple[Layout, ...] = field(default=(), repr=False)
-    probes: Latent = field(default=None, repr=False)
-    space: Space | None = field(default=None, repr=False)
-    x: Observations = field(default=None, repr=False)
+    record: Escalation | None = None
+    layouts: tuple[Layout, ...] = ()
+    probes: Latent = None
+    space: Space | None = None
+    x: Observations = None
+
+    def __repr__(self) -> str:
+        return shown.posterior_text(self)
+
+    def _repr_html_(self) -> str:
+        return shown.posterior_html(self)
+
+    def plot(self, observation: int | None = None, *, ax: Axes | None = None) -> Axes:
+        """The k-hat of all observations, or the marginal posteriors of the latents of one; returns matplotlib axes."""
+        if observation is None:
+            return shown.plot_khat(self, ax)
+        return shown.plot_latents(self, self._psis[0] if self.smooth else self.log_w, observation, ax)
 
     @cached_property
     def _psis(self) -> tuple[Tensor, Tensor]:
@@ -398,6 +414,12 @@ class Answer(NamedTuple):
     draws: Tensor
     inside: Tensor
     scope: Scope
+
+    def __repr__(self) -> str:
+        return shown.answer_text(self)
+
+    def _repr_html_(self) -> str:
+        return shown.answer_html(self)
 
 
 def expect(

@@ -15,7 +15,7 @@ import numpy as np
 from vaerdict.core import Progress, SettingError, silent
 from vaerdict.csv_files import write_table
 from vaerdict.de import columns, data
-from vaerdict.de.calibration import inputs, summary
+from vaerdict.de.calibration import inputs, shown, summary
 from vaerdict.de.calibration.halves import sample_splits
 from vaerdict.de.calibration.inputs import SPLITTING, Cells
 from vaerdict.de.calibration.page import from_run
@@ -34,12 +34,13 @@ from vaerdict.tasks import Task, TaskResults, run_tasks
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 _SEEDS = {NULL: 61, SPIKE: 62, MIXED: 64, UNDONE: 65}
 _JOINED = {MIXED: " + ", UNDONE: " vs "}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Calibration:
     """The results of all splits.
 
@@ -56,6 +57,16 @@ class Calibration:
     table: pandas.DataFrame
     results: dict[str, Any]
     data_sha256: str
+
+    def __repr__(self) -> str:
+        return shown.text(self.results)
+
+    def _repr_html_(self) -> str:
+        return shown.as_html(self.results)
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Achieved against target FDR of every method, with two standard errors; returns matplotlib axes."""
+        return shown.plot(self.results, ax)
 
     @property
     def verdict(self) -> dict[str, Any]:
