@@ -83,7 +83,6 @@ EXTRAS = {
     "flows": "spline-flow proposals",
     "arviz": "export to arviz",
     "ray": "tasks on a cluster",
-    "browser": "tests of pages in a browser",
     "dev": "tests, linter and type checker",
 }
 """What each extra of pyproject.toml is for."""
