@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -221,3 +222,15 @@ def test_the_state_is_in_the_address(browser, pages):
     assert [float(v.replace("\N{MINUS SIGN}", "-")) for v in values] == sorted(
         (float(v.replace("\N{MINUS SIGN}", "-")) for v in values), reverse=True
     )
+
+
+def test_contrasts_of_the_same_groups_go_by_their_cell_type(browser, tmp_path):
+    names = ("stim vs ctrl within B", "stim vs ctrl within NK")
+    folder = run_in(tmp_path, n_genes=40, names=names)
+    results = json.loads((folder / "results.json").read_text())
+    for contrast, within in zip(results["contrasts"], ("B", "NK"), strict=True):
+        contrast |= {"group_a": "stim", "group_b": "ctrl", "within": within}
+    (folder / "results.json").write_text(json.dumps(results))
+    browser.open(render(folder))
+    heads = browser.run("return [...document.querySelectorAll('#de-heat thead button')].map(b => b.textContent)")
+    assert heads == ["B", "NK"]

@@ -132,6 +132,14 @@ def test_rate_and_power_lead_and_only_judgements_have_a_symbol(tmp_path):
     cells = results()
     cells["verdict"]["replicates"] = "cells"
     assert [card.tone for card in leading_cards(cells)] == ["bad"]
+    null_row = next(r for r in results()["null"] if r["level"] == 0.05)
+    undone = {
+        "method": "reported", "replicates": "samples", "level": 0.05, "share_called": 0.1, "share_of_calls": 0.02,
+        "share_of_calls_se": None, "verdict": summary.TOO_MANY,
+    }  # fmt: skip
+    more = leading_cards(results() | {"mixed": [null_row], "undone": [undone]})
+    assert [card.question[:7] for card in more[3:]] == ["And bet", "And whe"]
+    assert (more[4].answer, more[4].tone) == ("2.0 % of the calls", "bad")
     none = results()
     next(r for r in none["spikes"] if (r["method"], r["level"]) == ("reported", 0.05))["called"] = 0.0
     assert leading_cards(none)[0].answer == "Nothing is called"

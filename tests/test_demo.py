@@ -10,6 +10,7 @@ import pytest
 
 from vaerdict import demo
 from vaerdict.datasets.genes import donors
+from vaerdict.de.cells import ShownCells
 from vaerdict.de.page.document import from_run
 from vaerdict.de.page.truth import OVERALL
 from vaerdict.report.tables import Table
@@ -41,6 +42,11 @@ def test_demo_puts_the_truth_of_the_simulation_beside_the_answer(small, command,
         "report.html",
     } <= {path.name for path in out_dir.iterdir()}
     results = json.loads((out_dir / "results.json").read_text())
+    shown = ShownCells.load(out_dir / "cells.npz")
+    assert shown is not None
+    assert shown.khat is not None  # of the model, one for each cell
+    assert shown.khat.shape == (len(shown.rows),)
+    assert shown.map_name.endswith("latents of the model")
     data = donors(3, n_cells=150, n_genes=30, n_donors=(1, 1, 1), group_weights=(3, 2, 2), donor_sd=0.0)
     assert list(results["truth"]) == ["x vs y", "x vs z", "y vs z"]
     for (name, truth), (a, b) in zip(results["truth"].items(), [(0, 1), (0, 2), (1, 2)], strict=True):

@@ -143,8 +143,8 @@ def group_names(contrast: Record) -> tuple[str, str]:
     return str(contrast["group_a"]), "the rest" if contrast["against_rest"] else str(contrast["group_b"])
 
 
-def calls_message(contrasts: Sequence[Record]) -> str:
-    """How many genes are called, and in which direction."""
+def calls_message(contrasts: Sequence[Record], *, sides: bool = True) -> str:
+    """How many genes are called, and where `sides` in which direction."""
     n, first = sum(contrast["n_discoveries"] for contrast in contrasts), contrasts[0]
     rate, size = f"at an expected FDR of {first['level']:g}", f"with |LFC| at least {first['delta']:g}"
     if len(contrasts) > 1:
@@ -152,8 +152,8 @@ def calls_message(contrasts: Sequence[Record]) -> str:
         return f"{n:,} calls are made in {len(contrasts)} contrasts {rate} {of}, {size}."
     rate = f"{rate}, {size}"
     a, b = group_names(first)
-    sides = f": {first['n_up']:,} higher in {a}, {first['n_down']:,} higher in {b}" if n else ""
-    return f"{n:,} genes are called in {first['name']} {rate}{sides}."
+    which = f": {first['n_up']:,} higher in {a}, {first['n_down']:,} higher in {b}" if n and sides else ""
+    return f"{n:,} genes are called in {first['name']} {rate}{which}."
 
 
 # ------------------------------------------------------------------------------------------------------ its parts

@@ -52,7 +52,7 @@ function estimates(gene, i) {
   ];
   for (const other of packed.contrasts) {
     const row = other === of ? -1 : rowOf(gene, other);
-    if (row >= 0) rows.push({ label: other.name, at: other.values.lfc_mean[row], low: other.values.lfc_low[row],
+    if (row >= 0) rows.push({ label: shortName(other), at: other.values.lfc_mean[row], low: other.values.lfc_low[row],
       high: other.values.lfc_high[row], kind: direction(row, other) });
   }
   return rows.filter(row => finite(row.at)).slice(0, MOST_LINES);

@@ -84,7 +84,7 @@ function listContrasts() {
     const button = make("button", { type: "button", "data-contrast": i, click: () => {
       go({ contrast: i, page: 0 });
       root.closest("section").scrollIntoView();
-    } }, make("span", {}, clipped(of.name, 60)), make("span", { class: "number" }, count(of.n_called)));
+    } }, make("span", {}, clipped(shortName(of), 60)), make("span", { class: "number" }, count(of.n_called)));
     return make("li", {}, button);
   }));
 }
@@ -97,7 +97,7 @@ function drawHeat() {
   for (const of of columns) if (of.n_called) for (const rows of leading(of, each)) for (const i of rows) genes.add(of.values.gene[i]);
   const heads = columns.map((of, i) => make("th", { scope: "col" }, make("button", {
     type: "button", title: of.name, click: () => go({ contrast: i, page: 0 }),
-  }, make("span", {}, clipped(of.name, 34)))));
+  }, make("span", {}, clipped(shortName(of), 34)))));
   table.tHead.replaceChildren(make("tr", {}, make("th", { scope: "col" }, "gene"), ...heads));
   table.tBodies[0].replaceChildren(...[...genes].map(gene => make("tr", {},
     make("th", { scope: "row" }, geneButton(gene, "gene", clipped(gene, 18))), ...columns.map(of => heat(of, gene)))));

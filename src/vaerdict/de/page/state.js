@@ -42,6 +42,10 @@ function geneButton(gene, look, ...children) {
 // Titles and meanings of columns with the names of the groups, which a function as replacement inserts literally.
 const named = text => text.replace(/\{([ab])\}|group_([ab])/g, (_, x, y) => contrast()[x || y]);
 const clipped = (name, most = 24) => name.length > most ? name.slice(0, most - 1) + "\u2026" : name;
+// Contrasts of the same groups in several cell types go by the cell type.
+const typesOnly = packed.contrasts.length > 1 &&
+  packed.contrasts.every(of => of.within !== null && of.a === packed.contrasts[0].a && of.b === packed.contrasts[0].b);
+const shortName = of => typesOnly ? of.within : of.name;
 const foldChange = () => `log2 fold change, ${clipped(contrast().a)} over ${clipped(contrast().b)}`;
 const hasPrior = () => column("by_prior").some(Boolean);
 const byPrior = i => column("by_prior")[i] ? ", only thanks to the prior" : "";
