@@ -42,6 +42,7 @@ EXTRAS = {
     "arviz": "export to arviz",
     "ray": "tasks on a cluster",
     "docs": "this site",
+    "browser": "tests of pages in a browser",
     "dev": "tests, linter and type checker",
 }
 """What each extra of pyproject.toml is for."""

@@ -63,7 +63,7 @@ class DEResult:
     cells: np.ndarray
     latent: np.ndarray | None
     data_sha256: str
-    shown: Callable[[], shown_cells.ShownCells | None] = field(default=lambda: None)
+    shown: Callable[[], shown_cells.ShownCells | None] = lambda: None
 
     @classmethod
     def load(cls, path: str | Path) -> DEResult:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vaerdict.de.cells import ShownCells
-from vaerdict.report.tables import printable
+from vaerdict.report.tables import clipped
 
 _GRID = 4000  # places on the map are rounded to so many steps
 
@@ -27,16 +27,16 @@ def packed_cells(cells: ShownCells | None, contrasts: Sequence[str]) -> dict[str
     counts = cells.counts
     parts = [slice(start, end) for start, end in zip(counts.indptr[:-1], counts.indptr[1:], strict=True)]
     return {
-        "groups": list(map(printable, cells.groups)),
+        "groups": list(map(clipped, cells.groups)),
         "group": cells.group.tolist(),
-        "samples": list(map(printable, cells.samples)),
+        "samples": list(map(clipped, cells.samples)),
         "sample": cells.sample.tolist(),
         "totals": cells.totals.tolist(),
         "sides": [sides.get(name) for name in contrasts],
         "map": cells.map_name,
         "khat": None if cells.khat is None else [round(k, 3) if np.isfinite(k) else None for k in cells.khat.tolist()],
         "genes": [
-            (printable(gene), _bytes(counts.indices[part], counts.data[part]))
+            (clipped(gene), _bytes(counts.indices[part], counts.data[part]))
             for gene, part in zip(cells.genes, parts, strict=True)
         ],
         **map_of,
