@@ -99,7 +99,11 @@ def document(
     what = names[0] if len(contrasts) == 1 else f"{len(contrasts)} contrasts"
     return Document(
         f"Differential expression: {what}",
-        [*(truth_messages(check)[:1] if check else []), calls_message(contrasts, sides=False), _use(results, parts, model)],
+        [
+            *(truth_messages(check)[:1] if check else []),
+            calls_message(contrasts, sides=False),
+            _use(results, parts, model),
+        ],
         [section for section in sections if section.blocks],
         manifest,
         style=_asset("page.css"),
