@@ -21,6 +21,7 @@ FILES = (
     "calibrate-pbmc3k/results.json",
     "bench/de-methods.json",
     "bench/novel-cells.json",
+    "bench/prior.json",
 )
 
 
