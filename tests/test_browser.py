@@ -37,7 +37,7 @@ def browser(tmp_path_factory) -> Iterator[Browser]:
 def pages(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     de = run_in(folder / "de", n_genes=600, cells=True, untested=((NAMES[0], "CD19", 3, FEW),))
-    one = run_in(folder / "one", n_genes=60, names=NAMES[:1], simulated=True)
+    one = run_in(folder / "one", n_genes=60, names=NAMES[1:2], simulated=True, extra=("=SUM(A1)",))
     return {"de": render(de), "one": render(one), "calibrate": render(calibration_in(folder / "calibrate"))}
 
 
@@ -203,6 +203,19 @@ def test_the_list_is_downloaded_and_copied(de):
     )
     click(de, "#de-copy")
     until(lambda: text(de, "copy") == f"Copied {n} names")
+
+
+def test_no_text_of_the_list_downloaded_is_a_formula(browser, pages):
+    browser.open(pages["one"])
+    before = set(browser.downloads.iterdir())
+    click(browser, "#de-save")
+    file = until(lambda: next((f for f in set(browser.downloads.iterdir()) - before if f.suffix == ".csv"), None))
+    until(lambda: file.stat().st_size)
+    with file.open(newline="") as lines:
+        rows = {row["gene"]: row for row in csv.DictReader(lines)}
+    assert "'=SUM(A1)" in rows
+    assert "=SUM(A1)" not in rows
+    assert any(row["lfc_mean"].startswith("-") for row in rows.values())  # numbers are as they are
 
 
 def test_a_small_screen_folds_the_menu(browser, pages):

@@ -122,7 +122,8 @@ function meaningOf(spec) {
 
 function csv() {
   const quoted = v => /[",\r\n]/.test(v) ? `"${v.replaceAll('"', '""')}"` : v;
-  const text = v => !finite(v) ? "" : v === true ? "True" : v === false ? "False" : quoted(String(v));
+  const guarded = v => typeof v === "string" && /^'*[=+\-@\t\r]/.test(v) ? `'${v}` : String(v); // no formulas
+  const text = v => !finite(v) ? "" : v === true ? "True" : v === false ? "False" : quoted(guarded(v));
   const { name, group_a: a, group_b: b } = contrast(), keys = packed.columns.map(c => c.name).filter(key => column(key).length);
   const lines = shown.map(i => [name, a, b, ...keys.map(key => column(key)[i])].map(text).join(","));
   return [["contrast", "group_a", "group_b", ...keys].join(","), ...lines].join("\r\n") + "\r\n";
