@@ -218,7 +218,7 @@ def test_a_benchmark_that_is_finished_is_shown_and_measured_again_by_force(comma
         (("FILE", *DE, "--batch-key", "batch", "--pair-by", "type"), "leave --batch-key out"),
         (("FILE", *DE, "--min-cells", 1000), "at least 2 are needed: choose --min-cells below 1000, or compare"),
         (("FILE", *DE, "--fdr", 1.5), "--fdr=1.5 strictly between 0 and 1"),
-        (("FILE", *DE, "--refits", 2), "add --borrow, or leave them out"),
+        (("FILE", *DE, "--refits", 2), "add --scale='pair' or leave them out"),
     ],
 )
 def test_messages_of_the_command_name_its_options(command, data, words, message):

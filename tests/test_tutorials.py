@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ MACHINE_PATHS = re.compile(r"(?:/(?:home|root|Users|tmp|work|mnt|opt|var|usr)/|[
 def output_types(notebook: Any) -> list[list[tuple[str, ...]]]:
     """The types of the outputs of each code cell."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [[(out.output_type, *sorted(out.get("data", {}))) for out in cell.outputs] for cell in code]
+    types = ([(out.output_type, *sorted(out.get("data", {}))) for out in cell.outputs] for cell in code)
+    return [[kind for kind, _ in groupby(own)] for own in types]  # a stream may come in several parts
 
 
 def text_of(output: Any) -> str:

@@ -333,9 +333,8 @@ def test_a_stopped_run_goes_on(files, monkeypatch, tmp_path):
     monkeypatch.setattr(prior, "WORKERS", 1)
     rows = benchmarks.run("prior", folder=tmp_path)["rows"]
     assert [row["stage"] for row in rows] == ["null", "null", "cost", "cost"]
-    with pytest.raises(SettingError, match="--resume"):
-        benchmarks.run("prior", folder=tmp_path)
-    assert benchmarks.run("prior", folder=tmp_path, resume=True)["rows"] == rows
+    monkeypatch.setattr(prior, "work", None)  # nothing is left to do
+    assert benchmarks.run("prior", folder=tmp_path)["rows"] == rows
 
 
 # ------------------------------------------------------------------------------------------------------- tables
