@@ -164,6 +164,7 @@ PBMC_FACTS = """{
 }"""
 
 
+@pytest.mark.timeout(1800)  # minutes where the machine is busy
 @pytest.mark.skipif(not PBMC.is_file(), reason=f"needs {PBMC.name} in the scrna folder of VAERDICT_DATA")
 def test_pbmc3k(tmp_path):
     pytest.importorskip("scvi")
