@@ -127,7 +127,7 @@ def _prior(results: Path) -> HeadlineRow:
     rows = _read(results / "bench" / "prior.json")["rows"]
     few = [row for row in _where(rows, stage="contrast", n=15) if "fdp_exact" not in row]
     found, false = (
-        [f"{_mean(_where(few, method=name), key):.0%}" for name in ("none", "profile", "model")]
+        [_percent(_where(few, method=name), key) for name in ("none", "profile", "model")]
         for key in ("tpr", "fdp_hard")
     )
     null = _where(rows, stage="null", method="profile")

@@ -65,10 +65,12 @@ def predict_by_model(
 class _Cells(NamedTuple):
     """Cells compared as a model takes them, which side they are on, and the replicate of each.
 
-    `genes` are the columns of the genes to predict. Shapes: ``x (cells, p)``, ``first, replicate (cells,)``.
+    The first `n_counts` columns are counts, of which `genes` are those of the genes to predict. Shapes: ``x (cells,
+    p)``, ``first, replicate (cells,)``.
     """
 
     x: Tensor
+    n_counts: int
     genes: Tensor
     first: Tensor
     replicate: Tensor
@@ -85,6 +87,7 @@ def _model_and_cells(
     if analysis.scvi is not None:
         x = torch.from_numpy(np.concatenate([part.toarray() for part in analysis.source.observations(rows[order])]))
         x, model, columns = x.to(device), analysis.scvi, torch.from_numpy(genes)
+        n_counts = analysis.scvi.columns["X"]
         kept = torch.ones(len(order), dtype=torch.bool)
     else:
         fitted = fit(
@@ -98,7 +101,8 @@ def _model_and_cells(
         x = torch.from_numpy(analysis.source.counts_of(rows[order], genes).toarray()).float()
         kept = x.sum(-1) > 0
         x, model, columns = x[kept].to(device), fitted.model, torch.arange(len(genes))
-    return model, _Cells(x, columns, first[order][kept], replicate[order][kept])
+        n_counts = len(genes)
+    return model, _Cells(x, n_counts, columns, first[order][kept], replicate[order][kept])
 
 
 def _members(contrast: Contrast, seed: int) -> tuple[np.ndarray, Tensor, Tensor]:
@@ -138,10 +142,9 @@ class _Masked:
 
 def _proportions(model: Any, cells: _Cells, block: Tensor) -> Tensor:
     """Proportions of every gene by states inferred from the genes of other blocks. Shapes: ``-> (cells, genes)``."""
-    n_columns = model.columns["X"] if hasattr(model, "columns") else cells.x.shape[1]
     out = torch.empty(len(cells.x), len(block), dtype=torch.float64)
     for b in range(BLOCKS):
-        hidden = torch.zeros(n_columns, dtype=torch.bool)
+        hidden = torch.zeros(cells.n_counts, dtype=torch.bool)
         hidden[cells.genes[block == b]] = True
         masked = _Masked(model, (~hidden).nonzero().squeeze(-1).to(cells.x.device))
         start = cells.x.new_zeros(len(cells.x), model.prior.event_shape[-1])
