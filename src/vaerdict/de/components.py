@@ -26,7 +26,7 @@ def principal_components(counts: Any, totals: np.ndarray, n_components: int, *, 
     normalised, sd = log_normalised(counts, totals)
     scaled = normalised @ sparse.diags(1 / np.maximum(sd, _LEAST_SD))
     scaled.data.clip(max=_CLIP, out=scaled.data)
-    decomposition = require("sklearn.decomposition", "sklearn")
+    decomposition = require("sklearn.decomposition", "bio")
     with isolated(seed):
         return decomposition.PCA(n_components, svd_solver="arpack", random_state=seed).fit_transform(scaled.tocsr())
 

@@ -70,7 +70,7 @@ def _clusters(counts: Any, totals: np.ndarray, seed: int) -> np.ndarray:
     components = principal_components(counts[:, variable], totals, _COMPONENTS, seed=seed)
     n = int(np.clip(len(totals) // _CELLS_PER_CLUSTER, 2, CLUSTERS))
     with isolated(seed):
-        means = require("sklearn.cluster", "sklearn").KMeans(n, n_init=3, random_state=seed)
+        means = require("sklearn.cluster", "bio").KMeans(n, n_init=3, random_state=seed)
         return np.unique(means.fit_predict(components), return_inverse=True)[1]
 
 
