@@ -86,7 +86,7 @@ figures: install
 	$(BIN)/python docs/generate.py
 
 readme: install
-	$(BIN)/python -m vaerdict_paper.pages README.md docs/results/*.md docs/benchmarks.md docs/benchmarks/*.md
+	$(BIN)/python -m vaerdict_paper.pages README.md docs/results.md docs/results/*.md docs/benchmarks.md docs/benchmarks/*.md
 
 tutorials: install
 	$(BIN)/python tests/notebooks.py

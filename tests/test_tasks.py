@@ -68,6 +68,14 @@ def test_resuming_uses_stored_results(tmp_path):
     assert reports == [3, 4, 5]
 
 
+def test_a_run_lists_the_commits_whose_code_did_its_tasks(tmp_path, monkeypatch):
+    before, after = {"sha": "before", "dirty": False}, {"sha": "after", "dirty": True}
+    monkeypatch.setattr("vaerdict.tasks.commit", lambda: before)
+    assert run_tasks(work, tasks(tmp_path, 3), tmp_path / "out", workers=1).commits == [before]
+    monkeypatch.setattr("vaerdict.tasks.commit", lambda: after)
+    assert run_tasks(work, tasks(tmp_path, 4), tmp_path / "out", workers=1).commits == [after, before]
+
+
 def test_results_of_other_settings_are_not_used(tmp_path):
     run_tasks(work, tasks(tmp_path, 2), tmp_path / "out", workers=1)
     other = [{**task, "epochs": 7} for task in tasks(tmp_path, 2)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from vaerdict.core import Progress, silent
 from vaerdict.engines import Engine, Local
-from vaerdict.io import write_json
+from vaerdict.io import commit, write_json
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,16 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class TaskResults:
-    """Results in the order of the tasks, seconds by name of the task, and the names of skipped tasks."""
+    """Results in the order of the tasks, seconds by name of the task, the names of skipped tasks, and commits.
+
+    `commits` lists every commit whose code did a task (see `vaerdict.io.commit`); a run that was resumed after a change
+    of the code has several.
+    """
 
     results: list[dict[str, Any]]
     seconds: dict[str, float]
     skipped: list[str] = field(default_factory=list)
+    commits: list[dict[str, Any] | None] = field(default_factory=list)
 
 
 def run_tasks(
@@ -83,15 +88,18 @@ def run_tasks(
     pending = [(task, path) for task, path in zip(tasks, paths, strict=True) if not path.exists()]
     n_stored = len(tasks) - len(pending)
     progress(n_stored, len(tasks), "tasks")
+    code = commit()
     outcomes = (engine or Local(workers)).map(partial(_timed, work), [task for task, _ in pending])
     with closing(outcomes):
         for n_done, (i, outcome) in enumerate(outcomes, n_stored + 1):
-            _store(*pending[i], outcome)
+            _store(*pending[i], {**outcome, "commit": code})
             progress(n_done, len(tasks), "tasks")
     records = [json.loads(path.read_text()) for path in paths if path.exists()]
     skipped = [path.stem for path in paths if not path.exists()]
     seconds = {task_name(record["task"]): record["seconds"] for record in records}
-    return TaskResults([record["result"] for record in records], seconds, skipped)
+    commits = [record.get("commit") for record in records]
+    distinct = [code for i, code in enumerate(commits) if code not in commits[:i]]
+    return TaskResults([record["result"] for record in records], seconds, skipped, distinct)
 
 
 def _timed(work: Work, task: Task) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def reproduce(
         **_merged(run),
     }
     digest = _sha256(module.data(settings, all_seeds))
-    write_json(out / "manifest.json", manifest(asdict(settings), run.seconds, data_sha256=digest))
+    made = manifest(asdict(settings), run.seconds, data_sha256=digest) | {"task_commits": run.commits}
+    write_json(out / "manifest.json", made)
     write_json(out / "results.json", results)
     return results
 

@@ -11,7 +11,9 @@ from typing import Any
 from vaerdict.core import DataError
 from vaerdict.io import write_text
 from vaerdict.report import brief, load, markdown, read_record, read_run, well_formed
+from vaerdict.report import tables as table_formats
 from vaerdict.report.document import Document
+from vaerdict_paper.pages.provenance import provenance
 
 Maker = Callable[[dict[str, Any], dict[str, Any] | None], Document]
 
@@ -48,7 +50,8 @@ def update_tables(page: Path, results_root: Path) -> list[str]:
     """Replace the text between each pair of results markers by the rendered tables; returns the names in the markers.
 
     The markers are ``<!-- results:NAME -->`` and ``<!-- /results:NAME -->``, for the run in ``results_root/NAME``. For
-    ``NAME/brief`` only the summary, the verdicts and the first table are rendered, for ``bench/PART`` one benchmark.
+    ``NAME/brief`` only the summary, the verdicts and the first table are rendered, for ``bench/PART`` one benchmark,
+    and for ``provenance`` what computed all runs.
     """
     if not page.is_file():
         raise DataError(f"{page} does not exist; give the page whose tables to rebuild.")
@@ -62,7 +65,9 @@ def update_tables(page: Path, results_root: Path) -> list[str]:
 
 
 def _rendered(results_root: Path, run: str, part: str | None = None) -> str:
-    """The tables of a run, of a part of the benchmarks, or the brief form."""
+    """The tables of a run, of a part of the benchmarks, the brief form, or where all results come from."""
+    if run == "provenance":
+        return table_formats.markdown(provenance(results_root))
     if run == "bench" and part:
         return markdown(bench(results_root / run, part))
     report = load(results_root / run)

@@ -1,0 +1,50 @@
+"""The table of what computed the committed results."""
+
+from __future__ import annotations
+
+import json
+
+from vaerdict_paper.pages.provenance import provenance
+from vaerdict_paper.pages.render import update_tables
+
+MANIFEST = {
+    "command": ["vaerdict", "reproduce", "ppca", "--preset", "paper", "--out", "runs/ppca"],
+    "commit": {"sha": "f" * 40, "dirty": False},
+    "task_commits": [{"sha": "a" * 40, "dirty": False}, {"sha": "b" * 40, "dirty": True}],
+    "versions": {"python": "3.11.7", "vaerdict": "0.2.0", "torch": "2.13.0"},
+    "hardware": {"cores": 2, "accelerator": None},
+    "data_sha256": "c" * 64,
+    "seconds": {"grid-0": 30.0, "grid-1": 60.0},
+}
+
+
+def test_a_row_says_what_computed_a_run(tmp_path):
+    (tmp_path / "ppca").mkdir()
+    (tmp_path / "ppca" / "manifest.json").write_text(json.dumps(MANIFEST))
+    (tmp_path / "unfinished").mkdir()
+    (row,) = provenance(tmp_path).rows
+    assert row == {
+        "run": "ppca",
+        "command": "vaerdict reproduce ppca --preset paper",
+        "commit": "aaaaaaaa, bbbbbbbb+",
+        "data": "cccccccc",
+        "device": "2 CPU cores",
+        "versions": "vaerdict 0.2.0, torch 2.13.0",
+        "minutes": 1.5,
+    }
+
+
+def test_older_manifests_have_blanks(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "manifest.json").write_text(json.dumps({"commit": None, "data_sha256": None, "seconds": {}}))
+    (row,) = provenance(tmp_path).rows
+    assert row["commit"] == row["command"] == row["data"] == "\N{EN DASH}"
+
+
+def test_a_page_can_show_the_table(tmp_path):
+    (tmp_path / "ppca").mkdir()
+    (tmp_path / "ppca" / "manifest.json").write_text(json.dumps(MANIFEST))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results:provenance -->\n<!-- /results:provenance -->\n")
+    assert update_tables(page, tmp_path) == ["provenance"]
+    assert "| ppca | vaerdict reproduce ppca --preset paper | aaaaaaaa, bbbbbbbb+ |" in page.read_text()
