@@ -30,8 +30,8 @@ def provenance(results_root: Path) -> Table:
         "What computed the committed results.",
         _COLUMNS,
         [_row(path.parent.name, read_record(path)) for path in manifests],
-        "Minutes of work: the seconds of all tasks, which run side by side, one per core. A commit marked + had changes "
-        "that were not committed.",
+        "Minutes of work: the seconds of all tasks, which run side by side, one per core. A commit marked + had "
+        "changes that were not committed.",
     )
 
 
