@@ -14,7 +14,7 @@ from training_toys import SHORT, X, member, short_train, stack_of
 from vaerdict.distributions import StandardNormal
 from vaerdict.models.ppca import PPCA
 from vaerdict.proposals import Amortised
-from vaerdict.training import AGG, CYCLIC, VAE, Lagging, Member, Settings, cyclical, warm_up
+from vaerdict.training import AGG, CONSTANT, CYCLIC, VAE, Lagging, Member, Settings, constant, cyclical, warm_up
 from vaerdict.training.convergence import TrainingState
 from vaerdict.training.data import SharedRows
 from vaerdict.training.loop import _beta, _lagging_steps
@@ -27,6 +27,13 @@ def test_schedules():
     assert [rise(t) for t in (0, 0.25, 0.5, 0.75, 1)] == [0, 0.5, 1, 1, 1]
     cycle = cyclical(2, 0.5)
     assert [cycle(t) for t in (0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1)] == [0, 0.5, 1, 1, 0, 0.5, 1, 1]
+    assert {constant(0.3)(t) for t in (0, 0.5, 1)} == {0.3}
+
+
+def test_constant_annealing_has_the_mean_weight_of_cyclical():
+    times = [(i + 0.5) / 10_000 for i in range(10_000)]
+    weights = [sum(map(recipe.annealing, times)) / len(times) for recipe in (CONSTANT, CYCLIC)]
+    assert weights[0] == pytest.approx(weights[1], abs=1e-3)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

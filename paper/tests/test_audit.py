@@ -270,7 +270,7 @@ def test_page_tests_its_claims(tmp_path):
     seen, _ = outline(render(run))
     assert "Of 4 claims on the released code, 3 hold and 1 does not hold." in seen.text
     assert "has derivative \N{MINUS SIGN}0.344 (se 0.001) where that of the bound is +0.357" in seen.text
-    assert "held-out log p lost, 200 particles: +0.300 (se 0.001, 3 data sets)" in seen.text
+    assert "held-out log p lost, 200 particles: +0.300 (se 0.001, 3 data sets, p < 0.0001)" in seen.text
     assert (run / "figures" / "variance-k30.svg").exists()
     partial = text(load(run_in(tmp_path / "b", {**audit_results(), "fits": []})))
     assert "2 hold, 1 does not hold and 1 was not run" in partial

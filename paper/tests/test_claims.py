@@ -1,25 +1,31 @@
-"""Statistics over seeds, the two-standard-error rule, and comparisons paired by seed."""
+"""Statistics over seeds, tests of claims with a stated error rate, and comparisons paired by seed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from vaerdict.core import SettingError
+from vaerdict.report import load
 from vaerdict.report.tables import Column
 from vaerdict_paper.pages.claims import (
+    ERROR_RATE,
     Claim,
     ClaimVerdict,
     Evidence,
-    against_best,
-    best_of,
-    mean_gap,
+    Judgement,
+    judged,
     paired_evidence,
-    rival_names,
+    rival_evidence,
     selected_models,
     selection_counts,
     tally,
 )
+from vaerdict_paper.pages.headline import RESULTS
 from vaerdict_paper.pages.seed_statistics import (
     Summary,
     by_seed,
@@ -60,64 +66,256 @@ def test_names_are_ordered_and_cells_count_what_is_missing():
     assert column.text(cell(Summary(0.01, None, 1, missing=3))) == "+1.00 (3 missing)"
 
 
-HOLDS, FAILS, UNRESOLVED, NOT_RUN = ClaimVerdict
+HOLDS, FAILS, UNRESOLVED, TOO_FEW, NOT_RUN = ClaimVerdict
+
+
+def verdicts(*claims: Claim) -> list[ClaimVerdict]:
+    return [judgement.verdict for judgement in judged(claims)[0]]
 
 
 @pytest.mark.parametrize(
     ("gap", "verdict"),
     [
-        (Summary(1.0, 1.0, 5), HOLDS),  # 2.2 standard errors
-        (Summary(0.8, 1.0, 5), UNRESOLVED),  # 1.8
-        (Summary(-1.0, 1.0, 5), FAILS),
-        (Summary(9.0, 0.1, 2), UNRESOLVED),  # two seeds resolve nothing
-        (Summary(9.0, None, 1), UNRESOLVED),
+        (Summary(1.3, 1.0, 5), HOLDS),  # t = 2.91, where 5 % is 2.78
+        (Summary(1.2, 1.0, 5), UNRESOLVED),  # t = 2.68
+        (Summary(-1.3, 1.0, 5), FAILS),
+        (Summary(-1.2, 1.0, 5), UNRESOLVED),
+        (Summary(2.3, 1.0, 3), UNRESOLVED),  # t = 3.98, where 5 % is 4.30 with three seeds
+        (Summary(0.1, 0.0, 3), HOLDS),
+        (Summary(0.0, 0.0, 3), UNRESOLVED),
+        (Summary(9.0, 0.1, 2), TOO_FEW),
+        (Summary(9.0, None, 1), TOO_FEW),
         (None, NOT_RUN),
     ],
 )
-def test_two_standard_errors(gap, verdict):
-    assert Evidence("d", gap, +1).verdict is verdict
+def test_one_claim_is_decided_by_a_t_test(gap, verdict):
+    assert verdicts(Claim("c", [Evidence("d", gap, +1)])) == [verdict]
     mirrored = gap and gap._replace(mean=-gap.mean)
-    assert Evidence("d", mirrored, -1).verdict is verdict
+    assert verdicts(Claim("c", [Evidence("d", mirrored, -1)])) == [verdict]
 
 
-def test_a_claim_needs_all_of_its_evidence():
-    good, bad, none = (Evidence("d", d, +1) for d in (Summary(1.0, 0.1, 5), Summary(-1.0, 0.1, 5), None))
-    assert [(c.verdict, c.tone) for c in (Claim("c", e) for e in ([good], [good, bad], [good, none], [none]))] == [
-        (HOLDS, "good"),
-        (FAILS, "bad"),
-        (UNRESOLVED, "open"),
-        (NOT_RUN, "open"),
-    ]
-    assert tally([Claim("c", [good]), Claim("c", [bad]), Claim("c", [bad]), Claim("c", [none])]) == (
-        "1 holds, 2 do not hold and 1 was not run"
-    )
+def test_p_values_are_those_of_scipy():
+    values = [0.3, -0.2, 0.9, 0.4, 0.7]
+    for sign, side in ((+1, "greater"), (-1, "less")):
+        expected = stats.ttest_1samp(values, 0.0, alternative=side).pvalue
+        assert Evidence("d", summarise(values), sign).p_values == pytest.approx((expected, 1 - expected))
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.97)
+    assert Evidence("d", summarise(values), +1).interval(0.97) == pytest.approx((low, high))
+    assert Evidence("d", summarise(values), +1).p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        (Summary(0.1, 0.2, 5), HOLDS),
+        (Summary(-0.1, 0.2, 5), HOLDS),
+        (Summary(0.1, 0.6, 5), UNRESOLVED),  # may be larger than the margin
+        (Summary(1.0, 0.2, 5), FAILS),
+        (Summary(-1.0, 0.2, 5), FAILS),
+    ],
+)
+def test_equality_is_within_a_margin(gap, verdict):
+    evidence = Evidence("d", gap, 0, 2, margin=0.5)
+    assert verdicts(Claim("c", [evidence])) == [verdict]
+    assert "; margin 0.50)" in evidence.sentence
+    with pytest.raises(SettingError, match="use \\+1 or -1, or 0 with a margin"):
+        Evidence("d", gap, 0)
+
+
+def test_equality_is_tested_by_two_one_sided_tests():
+    values = [0.3, -0.2, 0.9, 0.4, 0.7]
+    below = stats.ttest_1samp(values, 0.8, alternative="less").pvalue
+    above = stats.ttest_1samp(values, -0.8, alternative="greater").pvalue
+    inside, _ = Evidence("d", summarise(values), 0, margin=0.8).p_values
+    assert inside == pytest.approx(max(below, above))
+
+
+GOOD, WEAK, BAD, NONE, FEW = (
+    Evidence("d", d, +1)
+    for d in (Summary(1.0, 0.1, 5), Summary(0.1, 1.0, 5), Summary(-1.0, 0.1, 5), None, Summary(1.0, 0.1, 2))
+)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict", "tone"),
+    [
+        ([GOOD], HOLDS, "good"),
+        ([GOOD, WEAK], UNRESOLVED, "open"),
+        ([GOOD, BAD], FAILS, "bad"),
+        ([GOOD, NONE], NOT_RUN, "open"),
+        ([GOOD, FEW], TOO_FEW, "open"),
+        ([BAD, NONE, FEW], FAILS, "bad"),
+        ([], NOT_RUN, "open"),
+    ],
+)
+def test_a_claim_needs_all_of_its_evidence_and_fails_by_any(evidence, verdict, tone):
+    ((judgement,),) = judged([Claim("c", evidence)])
+    assert (judgement.verdict, judgement.tone) == (verdict, tone)
+
+
+def test_p_values_of_a_claim_are_the_largest_for_it_and_the_smallest_times_their_number_against_it():
+    pieces = [Evidence("d", Summary(mean, 1.0, 5), +1) for mean in (2.0, 0.1, -0.7)]
+    towards, against = zip(*(piece.p_values for piece in pieces), strict=True)
+    assert Claim("c", pieces).p_values == (max(towards), 3 * min(against))
+
+
+def test_p_values_are_adjusted_over_all_claims_of_the_page():
+    rng = np.random.default_rng(0)
+    gaps = [summarise(rng.normal(0.6, 1.0, 5)) for _ in range(12)]
+    claims = [Claim(str(i), [Evidence("d", gap, +1)]) for i, gap in enumerate(gaps)]
+    exact = Claim("exact", [Evidence("e", Summary(0.1, 0.0, 1), +1, over="")])
+    first, second = judged(claims[:5], [*claims[5:], exact, Claim("c", [NONE])])
+    judgements = [*first, *second]
+    expected = stats.false_discovery_control([claim.evidence[0].p for claim in claims], method="bh")
+    assert [judgement.p for judgement in judgements[:12]] == pytest.approx(list(expected))
+    assert {judgement.n_claims for judgement in judgements} == {12}
+    assert [judgement.verdict for judgement in second[-2:]] == [HOLDS, NOT_RUN]
+
+
+def test_exact_differences_are_decided_by_their_sign():
+    exact = [Evidence("e", Summary(mean, 0.0, 1), +1, over="") for mean in (0.1, -0.1)]
+    assert verdicts(*(Claim("c", [evidence]) for evidence in exact)) == [HOLDS, FAILS]
+    assert exact[0].sentence == "e: +0.100 (exact)"
+
+
+def test_a_tally_counts_every_verdict():
+    claims = [Claim("c", [evidence]) for evidence in (GOOD, BAD, BAD, NONE, FEW, FEW)]
+    assert tally(judged(claims)[0]) == ("1 holds, 2 do not hold, 2 have too few seeds to say and 1 was not run")
     assert tally([]) == "none could be examined"
-    assert Evidence("exact", Summary(0.1, 0.0, 1), +1, over="").verdict is HOLDS
-    assert Claim("c", [none], "A note.").lines == ["d: not in this run", "A note."]
 
 
+@pytest.mark.parametrize("experiment", ["ppca", "audit"])
+def test_a_page_judges_all_of_its_claims_at_once(experiment):
+    blocks = [block for section in load(RESULTS / experiment).sections for block in section.blocks]
+    judgements = [item for block in blocks if isinstance(block, list) for item in block if isinstance(item, Judgement)]
+    tested = [j for j in judgements if not j.claim.exact and any(e.decidable for e in j.claim.evidence)]
+    assert len(tested) > 1
+    assert {judgement.n_claims for judgement in judgements} == {len(tested)}
+
+
+# ----------------------------------------------------------------------------------------------- the evidence in print
+def test_lines_agree_with_the_verdict():
+    """A resolved claim shows p-values, one that is not resolved shows intervals that include zero."""
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        shifts = rng.choice([0.0, 1.0, -1.0], 6)
+        claims = [
+            Claim("c", [Evidence("d", summarise(rng.normal(shift, 0.5, 5)), +1) for _ in range(1 + i % 3)])
+            for i, shift in enumerate(shifts)
+        ]
+        for judgement in judged(claims)[0]:
+            ends = [
+                evidence.interval(1 - judgement.level / len(judgement.claim.evidence))
+                for evidence in judgement.claim.evidence
+            ]
+            if judgement.verdict is UNRESOLVED:
+                assert all(high > 0 for _, high in ends)
+                assert any(low < 0 for low, _ in ends)
+                assert all("% interval" in line for line in judgement.lines[:-1])
+            else:
+                assert all(", p " in line for line in judgement.lines[:-1])
+            assert judgement.lines[-1].startswith("Adjusted for the 6 claims of this page: p ")
+
+
+def test_the_evidence_is_printed_with_error_count_and_p_value_or_interval():
+    values = [1.0, 2.0, 3.0, 1.5, 2.5]
+    clear, open_ = (Evidence("d", minus(dict(enumerate(values)), level), +1, 2) for level in (0.0, 2.1))
+    first, second = judged([Claim("c", [clear]), Claim("c", [open_], "A note.")])[0]
+    assert first.lines == [
+        "d: +2.00 (se 0.35, 5 seeds, p = 0.0048)",
+        "Adjusted for the 2 claims of this page: p = 0.0096.",
+    ]
+    assert second.lines == [
+        "d: \N{MINUS SIGN}0.10 (se 0.35, 5 seeds, 95% interval \N{MINUS SIGN}1.08 to +0.88)",
+        "Adjusted for the 2 claims of this page: p = 0.79.",
+        "A note.",
+    ]
+    assert FEW.sentence == "d: +1.000 (se 0.071, 2 seeds)"
+    assert Claim("c", [NONE], "A note.").evidence[0].sentence == "d: not in this run"
+
+
+# ------------------------------------------------------------------------------------------------------ the error rate
+ALARM = 1e-6
+"""The probability with which a check of an error rate fails although the rate holds."""
+
+
+def assert_at_most(errors: int, n: int, rate: float) -> None:
+    """Assert that errors among n are compatible with at most `rate`, at the false-alarm rate `ALARM`."""
+    allowed = stats.binom.isf(ALARM, n, rate)
+    assert errors <= allowed, f"{errors} of {n} are wrong (allowed {allowed:.0f} at a rate of {rate:g})"
+
+
+def pages(n: int, effects: Sequence[float], pieces: int, seed: int) -> list[list[Claim]]:
+    """Pages of claims on five seeds, whose pieces of evidence share half of their variance across the page."""
+    rng = np.random.default_rng(seed)
+    shape = (n, 5, len(effects), pieces)
+    own, shared = rng.normal(size=shape), rng.normal(size=(n, 5, 1, 1))
+    values = np.sqrt(0.5) * (own + shared * rng.choice([-1, 1], (1, 1, len(effects), 1)))
+    values += np.asarray(effects)[:, None]
+    return [
+        [
+            Claim("c", [Evidence("d", summarise(values[page, :, c, e]), +1) for e in range(pieces)])
+            for c in range(len(effects))
+        ]
+        for page in range(n)
+    ]
+
+
+def two_standard_errors(claims: Sequence[Claim]) -> list[ClaimVerdict]:
+    """The usual rule without correction, for comparison."""
+    words = []
+    for claim in claims:
+        t = [gap.mean / gap.se for evidence in claim.evidence if (gap := evidence.difference) and gap.se]
+        words.append(HOLDS if min(t) > 2 else FAILS if min(t) < -2 else UNRESOLVED)
+    return words
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_pages_on_which_nothing_differs_have_a_verdict_at_most_at_the_stated_rate(pieces):
+    n = 800
+    simulated = pages(n, [0.0] * 12, pieces, seed=pieces)
+    wrong = sum(any(word is not UNRESOLVED for word in verdicts(*claims)) for claims in simulated)
+    assert_at_most(wrong, n, ERROR_RATE)
+    wrong = sum(any(word is not UNRESOLVED for word in two_standard_errors(claims)) for claims in simulated)
+    with pytest.raises(AssertionError, match="are wrong"):
+        assert_at_most(wrong, n, ERROR_RATE)
+
+
+def test_at_most_the_stated_share_of_verdicts_is_wrong():
+    """Claims that are clearly true, barely true, clearly and barely false, and with no difference."""
+    n, effects = 600, [3.0, 3.0, 3.0, 0.1, 0.1, -0.1, -0.1, -3.0, 0.0, 0.0, 0.0, 0.0]
+    shares, given = [], 0
+    for claims in pages(n, effects, 1, seed=7):
+        words = verdicts(*claims)
+        resolved = [(word, effect) for word, effect in zip(words, effects, strict=True) if word is not UNRESOLVED]
+        wrong = sum((word is HOLDS) != (effect > 0) or effect == 0 for word, effect in resolved)
+        shares.append(wrong / max(1, len(resolved)))
+        given += len(resolved)
+    error = np.std(shares) / math.sqrt(n)
+    assert np.mean(shares) <= ERROR_RATE + stats.norm.isf(ALARM) * error
+    assert given > 3 * n  # the clear claims are resolved
+
+
+# --------------------------------------------------------------------------------------------------------- comparisons
 SCORES = {"VAE": {0: 3.0, 1: 5.0}, "IWAE": {0: 1.0, 1: 2.0}, "WW": {0: 2.0, 1: 1.5}}
 
 
-def test_the_best_rival_is_the_best_on_average():
-    assert (best_of(SCORES), best_of(SCORES, max), best_of({})) == ("IWAE", "VAE", None)
-    assert against_best(SCORES, "VAE", ("IWAE", "WW", "CHI")) == ("IWAE", {0: 2.0, 1: 3.0})
-    assert against_best(SCORES, "CHI", ("IWAE",)) == (None, {})
-
-
-def test_gaps_are_averaged_over_models_within_each_seed():
-    gaps = {"VAE": ("IWAE", {0: 1.0, 1: 2.0}), "WW": ("CHI", {0: 3.0}), "CHI": (None, {})}
-    assert mean_gap(gaps) == Summary(2.0, None, 1)
-    assert rival_names(gaps) == " (IWAE on VAE, CHI on WW)"
-    assert mean_gap({}) is None
+def test_every_rival_is_compared_over_the_models_of_each_seed():
+    by_model = {
+        "m": SCORES,
+        "n": {"VAE": {0: 1.0, 1: 1.0, 2: 9.0}, "IWAE": {0: 2.0, 1: 2.0}, "WW": {}},
+    }
+    vae, ww, chi = rival_evidence("error", by_model, "IWAE", ("VAE", "IWAE", "WW", "CHI"), -1)
+    assert vae.what == "error, IWAE minus VAE"
+    assert vae.difference == summarise([(-2.0 + 1.0) / 2, (-3.0 + 1.0) / 2])
+    assert ww.difference == summarise([-1.0, 0.5])  # only the model that has both
+    assert chi.difference is None
 
 
 def test_paired_evidence_has_the_published_difference():
     evidence = paired_evidence("error", SCORES, "VAE", "IWAE", +1, 2, {"VAE": 6.0, "IWAE": 4.5})
     assert evidence.sentence == "error, VAE minus IWAE: +2.50 (se 0.50, 2 seeds; published +1.50)"
-    assert (
-        paired_evidence("error", SCORES, "VAE", None, +1).sentence == "error, VAE minus the best other: not in this run"
-    )
+    assert paired_evidence("error", SCORES, "VAE", "CHI", +1).sentence == "error, VAE minus CHI: not in this run"
 
 
 def test_models_are_selected_in_each_seed():

@@ -4,6 +4,7 @@ from vaerdict.training.loop import Fit, Settings, train
 from vaerdict.training.recipes import (
     AGG,
     CHI,
+    CONSTANT,
     CYCLIC,
     IWAE,
     RECIPES,
@@ -12,6 +13,7 @@ from vaerdict.training.recipes import (
     Lagging,
     Member,
     Recipe,
+    constant,
     cyclical,
     warm_up,
 )
@@ -30,6 +32,7 @@ from vaerdict.training.stacks import as_model
 __all__ = [
     "AGG",
     "CHI",
+    "CONSTANT",
     "CYCLIC",
     "IWAE",
     "RECIPES",
@@ -51,6 +54,7 @@ __all__ = [
     "SemiSettings",
     "Settings",
     "as_model",
+    "constant",
     "cyclical",
     "refined_evidence",
     "semi_recipe",

@@ -31,6 +31,19 @@ class _Cyclical:
         return 1.0 if done >= 1 else min(1.0, (done * self.cycles % 1.0) / self.fraction)
 
 
+@dataclass(frozen=True)
+class _Constant:
+    weight: float
+
+    def __call__(self, done: float) -> float:
+        return self.weight
+
+
+def constant(weight: float = 0.75) -> Annealing:
+    """The same weight in all of training; by default the mean weight of `cyclical` over training."""
+    return _Constant(weight)
+
+
 def warm_up(fraction: float = 0.5) -> Annealing:
     """Rise linearly from 0 to 1 over the first `fraction` of training, then stay at 1."""
     return _WarmUp(fraction)
@@ -65,7 +78,7 @@ class Recipe:
     phi
         The loss of the proposal's parameters; `vaerdict.objectives.loss` makes one.
     annealing
-        The weight of the KL term over training (`warm_up`, `cyclical`).
+        The weight of the KL term over training (`constant`, `warm_up`, `cyclical`).
     lagging
         Additional steps of the proposal at the start of training.
 
@@ -96,8 +109,9 @@ WW = Recipe("WW", iwelbo_loss, loss("forward_kl", "dreg"))
 CHI = Recipe("CHI", iwelbo_loss, loss("cubo", "dreg"))
 AGG = Recipe("AGG", elbo_loss, loss("elbo", "stl"), lagging=Lagging())
 CYCLIC = Recipe("CYCLIC", elbo_loss, loss("elbo", "stl"), annealing=cyclical())
+CONSTANT = Recipe("CONSTANT", elbo_loss, loss("elbo", "stl"), annealing=constant())
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (VAE, IWAE, WW, CHI, AGG, CYCLIC)}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (VAE, IWAE, WW, CHI, AGG, CYCLIC, CONSTANT)}
 
 
 @dataclass(frozen=True, eq=False)

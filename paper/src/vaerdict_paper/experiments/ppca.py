@@ -54,7 +54,7 @@ class Preset:
 
 
 PRESETS = {
-    "paper": Preset(),
+    "paper": Preset(data_seed=100),  # data sets on which no setting was chosen
     "quick": Preset(
         seeds=1, particles=(5,), epochs=60, score_draws=1000, khat_draws=1000, flow=False, curve=(64, 256, 1024)
     ),

@@ -9,7 +9,7 @@ from typing import Any
 from vaerdict.report.document import Block, Document, Picture, present
 from vaerdict.report.records import Row, grouped, rows_of
 from vaerdict.report.tables import Column, Table, Value, number
-from vaerdict_paper.pages.claims import RULE, Claim, Evidence, tally
+from vaerdict_paper.pages.claims import RULE, Claim, Evidence, judged, tally
 from vaerdict_paper.pages.figures import line, log_curves
 from vaerdict_paper.pages.ppca_tables import KHAT, MAE
 from vaerdict_paper.pages.seed_statistics import by_seed, cell, cells, mean_of, minus, summarise, where
@@ -21,7 +21,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     fits = rows_of(results, "fits", "k", "loss", "steps", "seed", "variance", "best_variance")
     collapse = rows_of(results, "collapse", "k_train", "loss", "seed")
     mixture = rows_of(results, "mixture", "setting", "against", "seed", "gain")
-    claims = [_variance_claim(fits), _cost_claim(collapse), *_mixture_claims(mixture)]
+    (claims,) = judged([_variance_claim(fits), _cost_claim(collapse), *_mixture_claims(mixture)])
     sections: list[tuple[str, list[Block | None]]] = [
         ("Claims on the released code", [f"{RULE} Here data sets and replicates take the place of seeds.", claims]),
         ("The sign of the chi loss", [_derivatives(derivatives), *_figures(fits), _fits(fits)]),

@@ -12,7 +12,7 @@ from vaerdict.report.records import Row, grouped, rows_of
 from vaerdict.report.tables import number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import ppca_tables
-from vaerdict_paper.pages.claims import RULE, Claim, tally
+from vaerdict_paper.pages.claims import RULE, Judgement, judged, tally
 from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.figures import Range, line, log_curves, ranges
 from vaerdict_paper.pages.ppca_claims import ERRORS, further_claims, paper_claims
@@ -28,7 +28,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     floors = rows_of(results, "floors", "floor")
     printed = published()["ppca"]
     particles = sorted({row["k_train"] for row in where(models, training="paper")})
-    claims, further = paper_claims(models, cross, printed), further_claims(models, cross)
+    claims, further = judged(paper_claims(models, cross, printed), further_claims(models, cross))
     sections: list[tuple[str, list[Block | None]]] = [
         ("Claims of the paper", [f"{RULE} {ERRORS}", claims]),
         ("Beyond the paper", [further, ppca_tables.beyond_table(cross, floors), _curves(curve, floors)]),
@@ -40,7 +40,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     return Document(title, _summary(results, claims, cross, floors), present(sections), manifest)
 
 
-def _summary(results: Row, claims: Sequence[Claim], cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
+def _summary(results: Row, claims: Sequence[Judgement], cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
     n = len(results.get("seeds", []))
     seeds = f"{n} seeds" if n != 1 else "one seed"
     sentences = [

@@ -12,7 +12,7 @@ from vaerdict.report.tables import Column, Table, Value, mark_column
 from vaerdict_paper.pages.crossed import CROSSED
 from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, mean_of, ordered, seed_count, where
 
-MODELS = ("VAE", "AGG", "CYCLIC", "IWAE", "WW", "CHI", "CHI-t")
+MODELS = ("VAE", "AGG", "CYCLIC", "CONSTANT", "IWAE", "WW", "CHI", "CHI-t")
 SINGLES = ("VAE", "IWAE", "WW", "CHI", "CHI-t")
 PROPOSALS = (*SINGLES, "MIS")
 NOISES = {"iid": "i.i.d.", "sobol": "Sobol", "aligned": "aligned Sobol"}
