@@ -30,6 +30,7 @@ from vaerdict_paper.pages.seed_statistics import (
     Summary,
     by_seed,
     cell,
+    counts_of,
     difference,
     mean_of,
     minus,
@@ -52,6 +53,12 @@ def test_seeds_weigh_the_same_however_many_rows_they_have():
     assert by_seed(rows, "a") == {0: 2.0, 1: 4.0}
     assert mean_of(rows, "a") == Summary(3.0, pytest.approx(math.sqrt(2)), 2, missing=1)
     assert where(rows, a=(1.0, 4.0), seed=1) == [rows[2]]
+
+
+def test_counts_are_one_number_or_all_of_them():
+    assert counts_of([{"n": 200}, {"n": 200.0}, {}], "n") == 200
+    assert counts_of([{"n": 200}, {"n": 50}], "n") == "50 or 200"
+    assert counts_of([{}], "n") is None
 
 
 def test_differences_are_paired():

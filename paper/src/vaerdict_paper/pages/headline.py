@@ -48,16 +48,18 @@ def update_headline(page: Path, results: Path = RESULTS) -> bool:
 # --------------------------------------------------------------------------------------------------------- rows
 def _ppca(results: Path) -> HeadlineRow:
     run = _read(results / "ppca" / "results.json")
-    as_paper = _mean(_where(run["models"], model="VAE", training="paper", k_train=5), "mae_plugin")
-    converged = _mean(_where(run["models"], model="VAE", training="converged"), "mae_plugin")
-    mixture = _where(run["cross"], training="converged", proposal="MIS-full", estimator="psis", noise="iid")
-    n = _only(mixture, "n_draws")
-    exact = _mean(_where(run["floors"], floor="exact posterior, i.i.d.", n_draws=n), "mae")
+    as_paper = _where(run["models"], model="VAE", training="paper", k_train=5)
+    converged = _where(run["models"], model="VAE", training="converged")
+    pairs = _where(run["cross"], training="converged", estimator="snis", noise="iid")
+    mixture, single = (_where(pairs, proposal=name) for name in ("MIS-full", "IWAE-full"))
+    n = _only([*as_paper, *converged, *mixture, *single], "n_draws")
+    floor = _mean(_where(run["floors"], floor="exact posterior, i.i.d.", n_draws=n), "mae")
     return HeadlineRow(
         "How far off is a posterior probability?",
-        f"pPCA, {n} draws, mean error: {as_paper:.3f} with the encoder of a VAE trained as in the paper, "
-        f"{converged:.3f} with that of a converged VAE, {_mean(mixture, 'mae'):.3f} after the three steps. "
-        f"Exact sampling gives {exact:.3f}.",
+        f"pPCA, {n} draws each, mean error: {_mean(as_paper, 'mae_plugin'):.3f} with the encoder of a VAE trained as "
+        f"in the paper ({_mean(as_paper, 'mae'):.3f} with weights). Trained to convergence, with full-rank encoders "
+        f"and weights: VAE {_mean(converged, 'mae'):.3f}, three steps {_mean(mixture, 'mae'):.3f}, their model with "
+        f"IWAE's encoder alone {_mean(single, 'mae'):.3f}. Floor, exact sampling: {floor:.3f}.",
         "vaerdict reproduce ppca --preset paper",
     )
 
