@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,7 @@ from vaerdict_paper.pages.seed_statistics import (
     Summary,
     by_seed,
     cell,
+    counts_of,
     difference,
     mean_of,
     minus,
@@ -52,6 +54,12 @@ def test_seeds_weigh_the_same_however_many_rows_they_have():
     assert by_seed(rows, "a") == {0: 2.0, 1: 4.0}
     assert mean_of(rows, "a") == Summary(3.0, pytest.approx(math.sqrt(2)), 2, missing=1)
     assert where(rows, a=(1.0, 4.0), seed=1) == [rows[2]]
+
+
+def test_counts_are_one_number_or_all_of_them():
+    assert counts_of([{"n": 200}, {"n": 200.0}, {}], "n") == 200
+    assert counts_of([{"n": 200}, {"n": 50}], "n") == "50 or 200"
+    assert counts_of([{}], "n") is None
 
 
 def test_differences_are_paired():
@@ -197,24 +205,28 @@ def test_a_page_judges_all_of_its_claims_at_once(experiment):
 def test_lines_agree_with_the_verdict():
     """A resolved claim shows p-values, one that is not resolved shows intervals that include zero."""
     rng = np.random.default_rng(1)
-    for _ in range(200):
+    for _ in range(300):
         shifts = rng.choice([0.0, 1.0, -1.0], 6)
         claims = [
             Claim("c", [Evidence("d", summarise(rng.normal(shift, 0.5, 5)), +1) for _ in range(1 + i % 3)])
             for i, shift in enumerate(shifts)
         ]
         for judgement in judged(claims)[0]:
-            ends = [
-                evidence.interval(1 - judgement.level / len(judgement.claim.evidence))
-                for evidence in judgement.claim.evidence
-            ]
+            *lines, adjusted = judgement.lines
             if judgement.verdict is UNRESOLVED:
+                ends = [[float(end) for end in _INTERVAL.findall(_plain(line))[0]] for line in lines]
                 assert all(high > 0 for _, high in ends)
                 assert any(low < 0 for low, _ in ends)
-                assert all("% interval" in line for line in judgement.lines[:-1])
             else:
-                assert all(", p " in line for line in judgement.lines[:-1])
-            assert judgement.lines[-1].startswith("Adjusted for the 6 claims of this page: p ")
+                assert all(", p " in line for line in lines)
+            assert adjusted.startswith("Adjusted for the 6 claims of this page: p ")
+
+
+_INTERVAL = re.compile(r"% interval (\S+) to (\S+?)\)")
+
+
+def _plain(text: str) -> str:
+    return text.replace("\N{MINUS SIGN}", "-")
 
 
 def test_the_evidence_is_printed_with_error_count_and_p_value_or_interval():
@@ -310,6 +322,8 @@ def test_every_rival_is_compared_over_the_models_of_each_seed():
     assert vae.difference == summarise([(-2.0 + 1.0) / 2, (-3.0 + 1.0) / 2])
     assert ww.difference == summarise([-1.0, 0.5])  # only the model that has both
     assert chi.difference is None
+    (vae,) = rival_evidence("error", {"n": by_model["n"]}, "IWAE", ("VAE",), -1)
+    assert vae.difference == summarise([1.0, 1.0])  # only the seeds that both have
 
 
 def test_paired_evidence_has_the_published_difference():

@@ -9,7 +9,7 @@ from vaerdict.report.document import Picture
 from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Pick, Table, mark
 from vaerdict_paper.pages.figures import heat_map
-from vaerdict_paper.pages.seed_statistics import Summary, cell, mean_of, ordered, seed_count, where
+from vaerdict_paper.pages.seed_statistics import Summary, cell, counts_of, mean_of, ordered, seed_count, where
 
 CROSSED = ("VAE", "IWAE", "WW", "CHI")
 """The models to which every proposal is fitted."""
@@ -35,6 +35,7 @@ def cross_blocks(
     name: str = "",
     title: str = "",
     pick: Pick = min,
+    draws: str | None = None,
 ) -> tuple[Table, Picture] | None:
     """The table and the heat map of a quantity for every model (rows) and proposal (columns); None if it is absent.
 
@@ -52,6 +53,8 @@ def cross_blocks(
         What names the rows in the names of table and picture.
     pick
         Whether low (`min`) or high (`max`) is best.
+    draws
+        The key of the number of draws of every pair, for a column of the table.
     """
     means = cross_means(rows, quantity.key, proposals)
     if not means:
@@ -59,6 +62,9 @@ def cross_blocks(
     title, name = title or quantity.title, f"cross-{quantity.key}{name}"
     columns = [Column("model", "model"), *(replace(quantity, key=q, title=q) for q in next(iter(means.values())))]
     body = [{"model": m, **mark({q: cell(mean) for q, mean in row.items()}, pick)} for m, row in means.items()]
+    if draws is not None:
+        columns.append(Column(draws, "draws of each"))
+        body = [{**row, draws: counts_of(where(rows, model=row["model"]), draws)} for row in body]
     caption = (
         f"{title} of each proposal (columns) on each fixed model (rows), {about} from every proposal: mean ± sd over "
         f"{seed_count(rows)}."

@@ -17,7 +17,7 @@ from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.figures import Range, line, log_curves, ranges
 from vaerdict_paper.pages.ppca_claims import ERRORS, further_claims, paper_claims
 from vaerdict_paper.pages.ppca_tables import KHAT, MAE, NOISES, PROPOSALS, beyond_rows, floor_means
-from vaerdict_paper.pages.seed_statistics import mean_of, where
+from vaerdict_paper.pages.seed_statistics import counts_of, mean_of, where
 
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
@@ -46,7 +46,7 @@ def _summary(results: Row, claims: Sequence[Judgement], cross: Sequence[Row], fl
     sentences = [
         f"Of {len(claims)} claims of the paper, tested with equal draws and corrected losses, "
         f"{tally(claims)} ({seeds}).",
-        *_best(cross, floors),
+        *_mixtures(cross, floors),
     ]
     preset = results.get("preset")
     if preset != "paper":
@@ -54,41 +54,36 @@ def _summary(results: Row, claims: Sequence[Judgement], cross: Sequence[Row], fl
     return sentences
 
 
-def _best(cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
-    """The error of the best proposal with each kind of draws, of the paper's mixture and of exact sampling."""
+def _mixtures(cross: Sequence[Row], floors: Sequence[Row]) -> list[str]:
+    """The errors of the full-rank and the paper's mixture with each kind of draws, and of exact sampling."""
     rows = where(beyond_rows(cross), estimator="snis")
-    groups = grouped(rows, "proposal", "noise")
-    means = {pair: mean for pair, part in groups.items() if (mean := mean_of(part, "mae"))}
-    fitted = {pair: mean for pair, mean in means.items() if not pair[0].startswith("REFINED")}
-    n = rows[0]["n_draws"] if rows else 0
     parts = []
     for noise, title in NOISES.items():
-        among = {q: mean.mean for (q, kind), mean in fitted.items() if kind == noise}
-        if len(among) > 1 and "MIS" in among:
-            best = min(among, key=lambda q: among[q])
+        full, paper = (mean_of(where(rows, noise=noise, proposal=q), "mae") for q in ("MIS-full", "MIS"))
+        if full and paper:
             parts.append(
-                f"{number(among[best], 4)} with the best fitted proposal ({best}) and {number(among['MIS'], 4)} with "
-                f"the paper's mixture, both with {title} draws"
+                f"{number(full.mean, 4)} with the full-rank mixture and {number(paper.mean, 4)} with the paper's, "
+                f"both with {title} draws"
             )
     if not parts:
         return []
+    n = rows[0]["n_draws"]
     exact = floor_means(floors, n)
     floor = ", ".join(f"{number(mean.mean, 4)} with {NOISES[kind]} ones" for kind, mean in exact.items())
     return [
         f"On a model trained to convergence, with {n} draws, a tail probability is off on average by "
-        f"{'; by '.join(parts)}."
-        + (f" Draws from the true posterior itself give {floor}." if floor else "")
-        + " REFINED-normal is the exact posterior of the fitted model here, because the posterior of pPCA is Gaussian."
+        f"{'; by '.join(parts)}." + (f" As many draws from the true posterior itself give {floor}." if floor else "")
     ]
 
 
 def _at(k: int, models: Sequence[Row], cross: Sequence[Row], results: Row, printed: Row) -> list[Block | None]:
     """Tables and heat maps at one particle count."""
     blocks: list[Block | None] = [ppca_tables.models_table(models, k, printed.get(f"k{k}", {}))]
-    rows = where(cross, k_train=k, training="paper")
-    for quantity, setting in ((MAE, "n_draws"), (KHAT, "khat_draws")):
-        about = f"trained with {k} particles, {results.get('settings', {}).get(setting, 'equal')} draws"
-        blocks += cross_blocks(rows, quantity, PROPOSALS, about=about, name=f"-k{k}") or ()
+    khat_draws = results.get("settings", {}).get("khat_draws")
+    rows = [{**row, "khat_draws": khat_draws} for row in where(cross, k_train=k, training="paper")]
+    for quantity, key in ((MAE, "n_draws"), (KHAT, "khat_draws")):
+        about = f"trained with {k} particles, {counts_of(rows, key) or 'equal'} draws"
+        blocks += cross_blocks(rows, quantity, PROPOSALS, about=about, name=f"-k{k}", draws=key) or ()
     return blocks
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from vaerdict.report.records import Row, grouped
 from vaerdict.report.tables import Column, Table, Value, mark_column
 from vaerdict_paper.pages.crossed import CROSSED
-from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, mean_of, ordered, seed_count, where
+from vaerdict_paper.pages.seed_statistics import Summary, cell, cells, counts_of, mean_of, ordered, seed_count, where
 
 MODELS = ("VAE", "AGG", "CYCLIC", "CONSTANT", "IWAE", "WW", "CHI", "CHI-t")
 SINGLES = ("VAE", "IWAE", "WW", "CHI", "CHI-t")
@@ -22,6 +22,7 @@ Published = Mapping[str, Any]
 _MAE = "MAE \N{MULTIPLICATION SIGN}100"
 A_NORM, KHAT, MAE = Column("a_norm", "‖A‖₂"), Column("khat", "k-hat"), Column("mae", _MAE, 2, 100)
 _QUANTITIES = (A_NORM, KHAT, MAE)
+_DRAWS = Column("n_draws", "draws")
 
 
 def models_table(models: Sequence[Row], k: int, published: Published) -> Table | None:
@@ -40,14 +41,16 @@ def models_table(models: Sequence[Row], k: int, published: Published) -> Table |
         Column("behind", "behind best", 3),
         Column("behind_paper", "behind best, paper", 2),
         *(column for quantity in _QUANTITIES for column in (quantity, _printed(quantity))),
+        _DRAWS,
     ]
     caption = (
-        f"Models trained with {k} particles, with {_draws(rows)} draws from their own encoders: mean ± sd over "
-        f"{seed_count(rows)}, and as published."
+        f"Models trained with {k} particles, each with its own encoder: mean ± sd over {seed_count(rows)}, and as "
+        "published."
     )
     note = (
         "Behind best: how far log p is below that of the best model of the column. MAE is against the posterior of the "
-        f"generator. {published.get('note', '')}"
+        "generator; its floor, exact sampling of that posterior with as many draws, stands in the table of floors. "
+        f"k-hat has draws of its own. {published.get('note', '')}"
     )
     return Table(f"models-k{k}", caption, columns, body, note.strip())
 
@@ -67,6 +70,7 @@ def _model_row(name: str, rows: Sequence[Row], best: float, published: Published
         "behind_paper": max(printed.values()) - printed[name] if name in printed else None,
         **{c.key: cell(mean_of(rows, c.key)) for c in _QUANTITIES},
         **{_printed(c).key: published.get(c.key, {}).get(name) for c in _QUANTITIES},
+        "n_draws": counts_of(rows, "n_draws"),
     }
 
 
@@ -123,6 +127,7 @@ def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
         KHAT,
         Column("khat_share_ok", "reliable, % of observations", 0, 100),
         Column("ess", "ESS, i.i.d.", 0),
+        _DRAWS,
     ]
     caption = (
         f"Beyond the paper: proposals for the selected, converged model with {n} draws each, best first; mean ± sd "
@@ -131,15 +136,16 @@ def beyond_table(cross: Sequence[Row], floors: Sequence[Row]) -> Table | None:
     note = (
         "MAE is against the posterior of the generator, so it includes the error of the fitted model. The floor "
         "samples that posterior itself. Weights are self-normalised; an aligned draw turns the first Sobol coordinate "
-        "towards the query. Reliable: k-hat and ESS have the verdict ok. The length of training was chosen after "
-        "looking at the error on the test points of two data sets, which favours these rows a little."
+        "towards the query. Reliable: k-hat and ESS have the verdict ok. The length of training was chosen on other "
+        "data sets."
     )
     return Table("beyond", caption, columns, [*_floor_row(floors, n), *body], note)
 
 
 def _floor_row(floors: Sequence[Row], n: int) -> list[dict[str, Any]]:
     means = floor_means(floors, n)
-    return [{"proposal": "floor: exact posterior", **{k: cell(mean) for k, mean in means.items()}}] if means else []
+    floor = {"proposal": "floor: exact posterior", "n_draws": n}
+    return [{**floor, **{k: cell(mean) for k, mean in means.items()}}] if means else []
 
 
 def floor_means(floors: Sequence[Row], n: int) -> dict[str, Summary]:
@@ -159,6 +165,7 @@ def _beyond_row(name: str, rows: Sequence[Row]) -> dict[str, Any]:
         "khat": cell(mean_of(assessed, "khat")),
         "khat_share_ok": cell(mean_of(assessed, "khat_share_ok")),
         "ess": cell(mean_of(by_noise["iid"], "ess")),
+        "n_draws": counts_of(rows, "n_draws"),
     }
 
 
@@ -176,12 +183,13 @@ def every_variant_table(cross: Sequence[Row]) -> Table | None:
     )
     body = [
         {"proposal": q, "noise": NOISES.get(noise, noise), "estimator": kind.upper(), **cells(part, measured)}
+        | {"n_draws": counts_of(part, "n_draws")}
         for (q, noise, kind), part in grouped(rows, "proposal", "noise", "estimator").items()
     ]
-    body.sort(key=lambda row: row["mae"].value if row["mae"] else math.inf)
-    columns = [Column("proposal", "proposal"), Column("noise", "draws"), Column("estimator", "weights"), *measured]
+    body.sort(key=lambda row: mae.value if isinstance(mae := row["mae"], Value) else math.inf)
+    kinds = [Column("proposal", "proposal"), Column("noise", "kind of draws"), Column("estimator", "weights")]
     caption = "Every proposal, kind of draws and kind of weights, best first."
-    return Table("variants", caption, columns, body, detail=True)
+    return Table("variants", caption, [*kinds, *measured, _DRAWS], body, detail=True)
 
 
 def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
@@ -198,12 +206,13 @@ def parts_table(models: Sequence[Row], floors: Sequence[Row]) -> Table | None:
     )
     body = [
         {"model": model, "training": f"{_TRAINING.get(training, training)}, K = {k}", **cells(part, measured)}
+        | {"n_draws": counts_of(part, "n_draws")}
         for (training, k, model), part in grouped(models, "training", "k_train", "model").items()
     ]
     likelihood = where(floors, floor="maximum likelihood")
     if likelihood:
         body.append({"model": "maximum likelihood", "training": "exact evidence", **cells(likelihood, measured)})
-    columns = [Column("model", "model"), Column("training", "training"), *measured]
+    columns = [Column("model", "model"), Column("training", "training"), *measured, _DRAWS]
     caption = "Sources of the error: the fitted model, and sampling from its encoder."
     note = "Within 2 MCSE: how often two standard errors cover an exact answer between 0.02 and 0.98; nominal: 95 %."
     return Table("parts", caption, columns, mark_column(body, "mae_model"), note, detail=True)
@@ -225,10 +234,6 @@ def floors_table(floors: Sequence[Row]) -> Table | None:
     ]
     columns = [Column("n", "draws"), *(Column(kind, kind.removeprefix("exact posterior, "), 2, 100) for kind in kinds)]
     return Table("floors", f"The floor: {_MAE} of sampling from the posterior of the generator.", columns, body)
-
-
-def _draws(rows: Iterable[Row]) -> str:
-    return " or ".join(str(n) for n in sorted({row["n_draws"] for row in rows}))
 
 
 def selection_table(selection: Sequence[Row]) -> Table | None:

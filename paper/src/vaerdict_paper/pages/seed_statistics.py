@@ -71,6 +71,12 @@ def minus(values: BySeed, level: float) -> Summary | None:
     return summarise(value - level for value in values.values())
 
 
+def counts_of(rows: Iterable[Row], key: str) -> int | str | None:
+    """The number that all rows share, or the distinct ones as text; None if no row has any."""
+    counts = sorted({int(row[key]) for row in rows if row.get(key) is not None})
+    return " or ".join(map(str, counts)) if len(counts) > 1 else next(iter(counts), None)
+
+
 def seed_count(rows: Iterable[Row]) -> str:
     """The number of seeds that the rows have, as text."""
     n = len({row["seed"] for row in rows})
