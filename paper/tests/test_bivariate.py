@@ -34,6 +34,8 @@ from vaerdict_paper.experiments.bivariate import (
     scramblings,
 )
 from vaerdict_paper.pages import bivariate as page
+from vaerdict_paper.pages import bivariate_random
+from vaerdict_paper.pages.bivariate_figures import MEANS as MEANS_TEXT
 from vaerdict_paper.pages.claims import ClaimVerdict
 from vaerdict_paper.theory.gaussians import Gaussian, gaussian_reverse_kl
 
@@ -238,14 +240,14 @@ def test_a_quick_run_has_a_manifest_of_what_produced_it(command, tmp_path, monke
 
 # --------------------------------------------------------------------------------------------------------- page
 def bivariate_results() -> dict[str, Any]:
-    names = ("VAE", "WW", "CHI")
+    names = PROPOSALS
     covariance = [[1.0, 0.6], [0.6, 1.0]]
     shape = {
         "stage": "approximation", "loading": "../entangled", "means": None, "seed": 0,
-        "posterior": {"mean": [0.0, 0.0], "covariance": covariance, "correlation": 0.6},
+        "posterior": {"covariance": covariance, "correlation": 0.6},
         "proposals": [
-            {"proposal": q, "mean": [0, 0], "covariance": [[v, 0], [0, v]], "variance_ratio": [v, v], "a_norm": 1 / v}
-            for q, v in zip(names, (0.5, 1.0, 1.3), strict=True)
+            {"proposal": q, "covariance": [[v, 0], [0, v]], "variance_ratio": [v, v], "a_norm": 1 / v, "a_norm_se": 0.0}
+            for q, v in zip(names, (0.5, 0.9, 1.0, 1.3), strict=True)
         ],
     }  # fmt: skip
     margins = {"WW - VAE": {"margin": 0.1, "se": 0.01}, "CHI - VAE": {"margin": -0.2, "se": 0.01}}
@@ -262,25 +264,70 @@ def bivariate_results() -> dict[str, Any]:
         "stage": "selection", "loading": "../entangled", "means": "exact", "seed": 0,
         "grid": [-1.0, 0.0, 1.0], "curves": curves, "zoom_grid": [0.7, 0.8, 0.9],
         "zoom": curves, "selection": [{"proposal": q, **choice} for q in curves],
-        "claims": [{"claim": "WW and CHI select worse", "holds": False, "margins": margins}],
+        "claims": [{"claim": "WW and CHI select worse", "margins": margins}],
     }  # fmt: skip
     return {
         "experiment": "bivariate",
         "preset": "quick",
-        "settings": {"n_data": 400},
+        "settings": {"n_scramblings": 16},
         "seeds": [0],
         "panels": [shape, chosen],
+        "random": [random_row(index) for index in range(20)],
     }
+
+
+def random_row(index: int) -> dict[str, Any]:
+    """Loadings on which, with exact means, WW and CHI err the most in 15 of 20, and with frozen ones in none."""
+    errors = {True: [0.1, 0.2, 0.3, 0.4], False: [0.2, 0.3, 0.1, 0.4]}
+    sizes = {"slope": [1.0] * 4, "range": [1.0, 2.0, 3.0, 4.0]}
+    return {
+        "variance": 1.0, "seed": 0, "loading": [[1, 0], [0, 1]], "correlation": index / 20,
+        "variance_ratio": [0.5, 0.9, 1.0, 1.3], "a_norm": [3.0, 2.0, 1.0, 2.0],
+        "exact": {**sizes, "bias": errors[index < 15]}, "frozen": {**sizes, "bias": [0.4, 0.3, 0.2, 0.1]},
+    }  # fmt: skip
 
 
 def test_page_has_its_panels_and_claims(tmp_path):
     run = run_in(tmp_path / "in" / "run", bivariate_results())
     seen, _ = outline(render(run))
-    figures = ["approximation-entangled.svg", "selection-entangled-exact.svg"]
+    figures = [
+        "approximation-entangled.svg",
+        "random-errors.svg",
+        "random-widths.svg",
+        "selection-entangled-exact.svg",
+    ]
     assert sorted(path.name for path in tmp_path.rglob("*.svg")) == figures  # and none outside of the folder
     assert sorted(path.name for path in (run / "figures").glob("*.svg")) == figures
     assert "2 hold and 1 does not hold" in seen.text
-    assert "CHI minus VAE: \N{MINUS SIGN}0.2000 (se 0.0100, 400 observations)" in seen.text
+    assert "CHI minus VAE: \N{MINUS SIGN}0.2000 (se 0.0100, 16 scramblings)" in seen.text
+
+
+def test_shares_of_random_loadings_have_exact_intervals_and_decide_their_claims():
+    rows = [random_row(index) for index in range(20)]
+    claims = {claim.text: claim for claim in bivariate_random._claims(rows)}
+    assert len(claims) == len(MEANS) * 3
+    verdicts = [
+        claims[f"On most random loadings, {bivariate.CLAIMS[key]} ({MEANS_TEXT[means]})."].verdict
+        for means, key in (("exact", "bias"), ("exact", "range"), ("exact", "slope"), ("frozen", "bias"))
+    ]
+    assert verdicts == [ClaimVerdict.HOLDS, ClaimVerdict.HOLDS, ClaimVerdict.FAILS, ClaimVerdict.FAILS]
+    table = bivariate_random._claims_table(rows)
+    cells = {row["statement"]: table.columns[1].text(row["1"]) for row in table.rows}
+    assert cells["variance: VAE < WW < CHI"] == "100 (83 to 100)"  # 1 - .025^(1/20)
+    assert cells[f"error of λ: WW and CHI > VAE and IWAE ({MEANS_TEXT['exact']})"] == "75 (51 to 91)"
+    assert cells[f"error of λ: WW > IWAE ({MEANS_TEXT['frozen']})"] == "0 (0 to 17)"
+    errors = bivariate_random._errors_table(rows)
+    best = {row["proposal"]: (row["error-1"].value, row["least-1"].value) for row in errors.rows}
+    assert best[f"CHI ({MEANS_TEXT['frozen']})"] == (0.1, 1.0)
+    assert best[f"WW ({MEANS_TEXT['exact']})"] == (0.3, 0.25)
+    assert "75 (51 to 91) with means at the λ in question, 0 (0 to 17)" in bivariate_random.random_summary(rows)
+
+
+def test_a_run_without_random_loadings_has_a_page(tmp_path):
+    results = bivariate_results()
+    del results["random"]
+    seen, _ = outline(render(run_in(tmp_path, results)))
+    assert "Random loadings" not in seen.text
 
 
 def test_records_that_cannot_be_drawn_are_named(tmp_path):

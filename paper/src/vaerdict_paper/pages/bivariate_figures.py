@@ -103,49 +103,57 @@ def draw_widths(random: Sequence[Row], panels: Sequence[Row]) -> Figure:
         colour, style, _ = _LOOKS[name]
         left.plot(rho, [row["variance_ratio"][index] for row in by_correlation], color=colour, linestyle=style)
         left.plot([], [], color=colour, linestyle=style, label=name)
-    left.set(title="E", xlabel="|correlation| of the posterior", ylabel="variance over the posterior's", xlim=(0, 1))
+    left.set(xlabel="|correlation| of the posterior", ylabel="variance over the posterior's", xlim=(0, 1))
     for variance, style in zip(_variances(random), ("-", "--", ":"), strict=False):
         part = sorted(abs(row["correlation"]) for row in where(random, variance=variance))
         right.step([0, *part, 1], [*_shares(len(part)), 1], where="post", color=GREY, linestyle=style)
-        right.plot([], [], color=GREY, linestyle=style, label=f"entries N(0, {variance:g})")
-    right.set(title="F", xlabel="|correlation| of the posterior", ylabel="share of loadings", xlim=(0, 1), ylim=(0, 1))
-    for axes in (left, right):
-        axes.title.set_fontweight("bold")
-        _mark_chosen(axes, panels)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=9, handlelength=1.8)
-    right.legend(fontsize=8, loc="upper left", handlelength=1.8)
+        right.plot([], [], color=GREY, linestyle=style, label=f"N(0, {variance:g})")
+    right.set(xlabel="|correlation| of the posterior", ylabel="share of loadings", xlim=(0, 1), ylim=(0, 1))
+    left.set_title("E", loc="left", fontweight="bold")
+    right.set_title("F", loc="left", fontweight="bold")
+    for row in where(panels, stage="approximation"):
+        rho = abs(row["posterior"]["correlation"])
+        left.axvline(rho, color=INK, linewidth=0.8, zorder=0)
+        above = left.get_xaxis_transform()
+        left.text(rho - 0.04, 1.02, label(row["loading"], 14), rotation=30, fontsize=8, transform=above)
+        right.axvline(rho, ymin=0.4, color=INK, linewidth=0.8, zorder=0)  # above the legend
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, handlelength=1.8)
+    right.legend(fontsize=8, loc="lower right", handlelength=1.8, title="entries of the loadings", title_fontsize=8)
     return figure
 
 
-def _mark_chosen(axes: Axes, panels: Sequence[Row]) -> None:
-    """A vertical line at the correlation of each chosen loading matrix, with its name."""
-    low, high = axes.get_ylim()
-    for row in where(panels, stage="approximation"):
-        rho = abs(row["posterior"]["correlation"])
-        axes.axvline(rho, color=INK, linewidth=0.8, zorder=0)
-        axes.text(
-            rho + 0.01, low + 0.03 * (high - low), label(row["loading"], 14), rotation=90, fontsize=8, va="bottom"
-        )
+_RATIOS = (1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
 def draw_errors(random: Sequence[Row], panels: Sequence[Row]) -> Figure:
-    """The distribution of the error of the selected lambda for each reading of the means; chosen loadings as points."""
+    """The distribution of each proposal's error of lambda over the VAE's, for each reading of the means.
+
+    The chosen loadings are points on the curves; ratios beyond the axis are drawn at its end.
+    """
     figure, *both = _two_panels()
     for axes, means, title in zip(both, MEANS, "GH", strict=True):
-        chosen = where(panels, stage="selection", means=means)
-        for index, name in enumerate(PROPOSALS):
+        chosen = [
+            {r["proposal"]: abs(r["bias"]) for r in row["selection"]}
+            for row in where(panels, stage="selection", means=means)
+        ]
+        axes.axvline(1, color=GREY, linewidth=1, zorder=0)
+        for index, name in enumerate(PROPOSALS[1:], 1):
             colour, style, marker = _LOOKS[name]
-            errors = sorted(row[means]["bias"][index] for row in random)
-            axes.step(errors, _shares(len(errors))[1:], where="post", color=colour, linestyle=style)
+            ratios = sorted(row[means]["bias"][index] / row[means]["bias"][0] for row in random)
+            axes.step(ratios, _shares(len(ratios))[1:], where="post", color=colour, linestyle=style)
             axes.plot([], [], color=colour, linestyle=style, marker=marker, markersize=5, label=name)
-            for row in chosen:
-                (error,) = (abs(r["bias"]) for r in row["selection"] if r["proposal"] == name)
-                share = sum(e <= error for e in errors) / len(errors)
-                axes.plot(error, share, color=colour, marker=marker, markersize=6, markeredgecolor="white", zorder=3)
-        axes.set(title=f"{title}: {MEANS[means]}", xlabel="error of the selected λ", xscale="log", ylim=(0, 1.02))
+            for errors in chosen:
+                ratio = errors[name] / errors["VAE"]
+                at = min(max(ratio, _RATIOS[0]), _RATIOS[-1])
+                share = sum(r <= ratio for r in ratios) / len(ratios)
+                axes.plot(at, share, color=colour, marker=marker, markersize=6, markeredgecolor="white", clip_on=False)
+        axes.set(title=f"{title}: {MEANS[means]}", xlabel="error of λ over the VAE's", xscale="log", ylim=(0, 1))
+        axes.set(xlim=(_RATIOS[0], _RATIOS[-1]))
+        axes.set_xticks(_RATIOS, ["¼", "½", "1", "2", "4", "8"])
+        axes.set_xticks([], minor=True)
         axes.title.set_fontsize(10)
     both[0].set_ylabel("share of loadings")
-    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 

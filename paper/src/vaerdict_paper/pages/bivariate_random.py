@@ -42,9 +42,8 @@ def random_summary(random: Sequence[Row]) -> str:
         for means, text in MEANS.items()
     ]
     return (
-        f"Of {len(shown)} random loadings with entries N(0, {shown[0]['variance']:g}), the order of the paper's panel D, "
-        f"in which WW and CHI err more than VAE and IWAE, has this share in percent (95 % interval): "
-        f"{', '.join(shares)}."
+        f"The paper's order of panel D, in which WW and CHI err more than VAE and IWAE, in percent of {len(shown)} "
+        f"random loadings with entries N(0, {shown[0]['variance']:g}) and with 95 % interval: {', '.join(shares)}."
     )
 
 
@@ -163,8 +162,9 @@ def _widths_picture(random: Sequence[Row], panels: Sequence[Row]) -> Picture:
 def _errors_picture(random: Sequence[Row], panels: Sequence[Row]) -> Picture:
     return Picture(
         "random-errors",
-        f"G, H: the distribution of the error of the selected λ over random loadings with entries "
-        f"N(0, {random[0]['variance']:g}). Points: the chosen loadings.",
-        "Distribution functions of the error of lambda for four proposals, with points for the chosen loadings.",
+        f"G, H: the error of the λ that each bound selects over that of the VAE, its distribution over random loadings "
+        f"with entries N(0, {random[0]['variance']:g}); left of the line the error is smaller. Points: the chosen "
+        "loadings.",
+        "Distribution functions of three ratios of errors, with points for the chosen loadings.",
         lambda: draw_errors(random, panels),
     )
