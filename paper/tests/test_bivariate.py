@@ -20,6 +20,7 @@ from vaerdict.models.ppca import LambdaPPCA
 from vaerdict.noise import seeded
 from vaerdict.objectives import iwelbo
 from vaerdict.report import render
+from vaerdict.report.tables import Table
 from vaerdict_paper.experiments import bivariate
 from vaerdict_paper.experiments.bivariate import (
     LOADINGS,
@@ -34,7 +35,7 @@ from vaerdict_paper.experiments.bivariate import (
     scramblings,
 )
 from vaerdict_paper.pages import bivariate as page
-from vaerdict_paper.pages import bivariate_random
+from vaerdict_paper.pages import bivariate_bounds, bivariate_random
 from vaerdict_paper.pages.bivariate_figures import MEANS as MEANS_TEXT
 from vaerdict_paper.pages.claims import ClaimVerdict
 from vaerdict_paper.theory.gaussians import Gaussian, gaussian_reverse_kl
@@ -337,3 +338,20 @@ def test_records_that_cannot_be_drawn_are_named(tmp_path):
     del results["panels"][1]["grid"]
     with pytest.raises(DataError, match="'grid'"):
         render(run_in(tmp_path, results))
+
+
+def test_what_the_bounds_promise_for_the_proposals():
+    shape = bivariate_results()["panels"][0]  # correlation 0.6 and variances 0.5 to 1.3 of the proposals
+    _, promises, printed = bivariate_bounds.bounds_blocks(shape)
+    assert isinstance(promises, Table)
+    assert isinstance(printed, Table)
+    rows = {row["proposal"]: row for row in promises.rows}
+    assert rows["WW"]["kl"].value == pytest.approx(-0.5 * math.log(1 - 0.6**2))
+    assert rows["WW"]["chi"].value == pytest.approx(1 / (1 - 0.6**2) - 1)
+    assert rows["VAE"]["chi"] == "infinite"  # the posterior's largest variance is 1.6, twice that of the proposal is 1
+    assert rows["WW"]["a_norm"].value == pytest.approx(0.6)
+    root, gamma = math.sqrt(3) * 21, 4 * 0.6
+    expected = 8 * gamma * math.log10(root) + rows["WW"]["kl"].value / math.log(10)
+    assert rows["WW"]["corrected"].value == pytest.approx(expected, abs=1e-6)
+    for row in printed.rows:
+        assert row["printed"].value < row["truth"].value <= row["corrected"].value * (1 + 1e-12)

@@ -9,6 +9,7 @@ from vaerdict.core import DataError
 from vaerdict.report.document import Block, Document, Picture, Section
 from vaerdict.report.records import Row, rows_of
 from vaerdict.report.tables import Column, Table, Value
+from vaerdict_paper.pages.bivariate_bounds import bounds_blocks
 from vaerdict_paper.pages.bivariate_figures import MEANS, draw_approximation, draw_selection
 from vaerdict_paper.pages.bivariate_random import random_blocks, random_summary
 from vaerdict_paper.pages.claims import RULE, Claim, Evidence, tally
@@ -43,10 +44,12 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     counts = f"Of the {len(claims[main])} claims on the paper's Figure 1 with {main} loadings, {tally(claims[main])}."
     random = rows_of(results, "random", "variance", "seed")
     drawn = [Section("Random loadings", random_blocks(random, rows))] if random else []
+    shapes = where(rows, stage="approximation", loading=main)
+    bounds = [Section("The bounds of the theory", bounds_blocks(shapes[0]))] if shapes else []
     return Document(
         "Bivariate pPCA: Figure 1 of the paper",
         [counts, *([random_summary(random)] if random else []), _CHOICES],
-        [Section("How to read this", [_HOW, RULE]), *sections, *drawn],
+        [Section("How to read this", [_HOW, RULE]), *sections, *drawn, *bounds],
         manifest,
     )
 
