@@ -18,16 +18,22 @@ PAGES = [
 BIVARIATE = {
     "experiment": "bivariate",
     "preset": "quick",
-    "settings": {"n_data": 400},
+    "settings": {"n_scramblings": 4},
     "panels": [
         {
             "stage": "approximation",
             "loading": "moderate",
             "means": None,
             "seed": 0,
-            "posterior": {"mean": [0, 0], "covariance": [[1.0, 0.6], [0.6, 1.0]], "correlation": 0.6},
+            "posterior": {"covariance": [[1.0, 0.6], [0.6, 1.0]], "correlation": 0.6},
             "proposals": [
-                {"proposal": q, "variance_ratio": [v, v], "a_norm": 1 / v}
+                {
+                    "proposal": q,
+                    "covariance": [[v, 0], [0, v]],
+                    "variance_ratio": [v, v],
+                    "a_norm": 1 / v,
+                    "a_norm_se": 0,
+                }
                 for q, v in (("VAE", 0.5), ("WW", 1.0), ("CHI", 1.3))
             ],
         }

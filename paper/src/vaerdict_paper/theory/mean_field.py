@@ -90,13 +90,18 @@ def mean_field_iwelbo(precision: Tensor, k: int, *, n_draws: int = 10_000, gener
 
     Shapes: ``(d, d) -> (d)``.
     """
-    precision = _check(precision)
-    if precision.dim() != 2:
-        raise ShapeError(
-            f"precision has shape {tuple(precision.shape)}; the IWELBO optimum takes one (d, d) at a time."
-        )
+    precision = _check_one(precision)
     check_count(k)
     eps = as_source(generator).normal(k, (check_count(n_draws, name="n_draws"),), len(precision), like=precision)
+    return mean_field_iwelbo_on(eps, precision)
+
+
+def mean_field_iwelbo_on(eps: Tensor, precision: Tensor) -> Tensor:
+    r"""`mean_field_iwelbo` on given standard normals.
+
+    Shapes: ``(k, n, d), (d, d) -> (d)``.
+    """
+    precision = _check_one(precision)
     offset = 0.5 * (eps**2).sum(-1) + 0.5 * torch.logdet(precision)
 
     def negative_iwelbo(log_lam: np.ndarray) -> float:
@@ -117,6 +122,15 @@ def _nelder_mead(fn, start: np.ndarray) -> np.ndarray:
     if not (result.success and math.isfinite(result.fun)):
         raise DivergenceError(f"Nelder-Mead did not converge: {result.message} Use more draws or fewer dimensions.")
     return result.x
+
+
+def _check_one(precision: Tensor) -> Tensor:
+    precision = _check(precision)
+    if precision.dim() != 2:
+        raise ShapeError(
+            f"precision has shape {tuple(precision.shape)}; the IWELBO optimum takes one (d, d) at a time."
+        )
+    return precision
 
 
 def _check(precision: Tensor) -> Tensor:
