@@ -78,6 +78,15 @@ def test_changes_lie_about_minus_one_zero_and_one():
     assert (lfc[1:] - nearest).std().item() == pytest.approx(0.16, abs=0.01)
 
 
+def test_graded_changes_are_uniform_and_opposite_in_pairs(monkeypatch):
+    monkeypatch.setattr("vaerdict.datasets.genes._TRUTH_CELLS", 10)
+    lfc = datasets.graded(0, n_cells=5, n_genes=4001).lfc(1, 0).sort().values
+    torch.testing.assert_close(lfc, -lfc.flip(0), rtol=0, atol=1e-5)
+    assert lfc[2000] == pytest.approx(0, abs=1e-6)
+    # Kolmogorov and Smirnov: 2000 independent changes differ by more with a probability below 1e-6
+    assert stats.kstest(lfc[lfc > 0].numpy(), "uniform").statistic < 2.7 / 2000**0.5
+
+
 @pytest.mark.parametrize(("name", "changed"), [("appendix", 2 / 3), ("section5", 2 / 3), ("released", 0.5)])
 def test_the_fraction_of_genes_that_change(name, changed, monkeypatch):
     """Over ten data sets of 100 genes, to five standard errors of a binomial."""

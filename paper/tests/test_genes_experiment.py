@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -12,21 +13,21 @@ import torch
 from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import model as de_model
 from vaerdict.de.effects import CENTRED, PAIR, Effect
-from vaerdict.de.metrics import coverage, fdp_floor, fdr_curve, measure, measure_ranked
+from vaerdict.de.metrics import coverage, fdp_floor, fdr_curve, interval_score, measure, measure_ranked
 from vaerdict.engines import one_thread
 from vaerdict.io import finite
 from vaerdict.tasks import run_tasks
 from vaerdict_paper.experiments import genes, genes_grid, mnist, reproduce
 from vaerdict_paper.experiments.genes import Preset, preset_of, tasks, work
-from vaerdict_paper.experiments.genes_arms import contrasts, donor_arm, few, floors
-from vaerdict_paper.experiments.genes_contrasts import Sides, draw_contrast
+from vaerdict_paper.experiments.genes_arms import TRUE_RATES, contrast_rows, donor_arm, floors
+from vaerdict_paper.experiments.genes_contrasts import Sides, contrasts, draw_contrast
 from vaerdict_paper.experiments.genes_fit import Problem, Training, as_counts, fit_model, fit_refits
-from vaerdict_paper.experiments.genes_grid import grid
 from vaerdict_paper.experiments.genes_measure import averaged, calibration, measured, true_lfc
+from vaerdict_paper.experiments.genes_models import Measures, measure_model
 from vaerdict_paper.experiments.ppca import published
 
 TINY = Training(n_particles=3, epochs=2, proposal_epochs=2, refit_epochs=2, batch_size=64)
-METRICS = {"fdr_mae", "auprc", "fdp", "tpr", "fdp_05", "tpr_05", "fdp_10", "tpr_10", "fdp_20", "tpr_20"}
+METRICS = {"fdr_mae", "brier", "auprc", "fdp", "tpr", "fdp_05", "tpr_05", "fdp_10", "tpr_10", "fdp_20", "tpr_20"}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,7 @@ def test_metrics_by_hand():
     fdp = [0.0, 1 / 2, 1 / 3, 1 / 4, 2 / 5]
     assert row["fdr_mae"] == pytest.approx(100 * sum(abs(a - b) for a, b in zip(fdp, fdr, strict=True)) / 5)
     assert row["auprc"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
+    assert row["brier"] == pytest.approx((0.2**2 + 0.9**2 + 0.5**2) / 5)
     assert (row["fdp"], row["tpr"]) == (row["fdp_05"], row["tpr_05"]) == (0.5, pytest.approx(1 / 3))
     assert (row["fdp_10"], row["tpr_10"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert (row["fdp_20"], row["n_called_20"], row["n_true"]) == (0.25, 4, 3)
@@ -63,7 +65,7 @@ def test_adjusted_p_values_call_genes_and_are_no_estimate_of_the_fdr():
     q = torch.tensor([0.01, 0.04, 0.15, 0.3, torch.nan])
     row = measure_ranked(torch.tensor([0, 1, 3, 2, 4]), q, TRUTH.abs() >= 0.5)
     assert (row["n_called_05"], row["n_called_20"], row["fdp_20"]) == (2, 3, 0)
-    assert "fdr_mae" not in row
+    assert not {"fdr_mae", "brier"} & row.keys()
     with pytest.raises(ShapeError, match="one value per gene is needed"):
         measure_ranked(torch.arange(5), q, torch.ones(3).bool())
 
@@ -95,6 +97,52 @@ def test_curves_are_thinned_and_coverage_counts():
     assert coverage(torch.zeros(2), torch.ones(2), torch.tensor([0.5, 2.0])) == 0.5
 
 
+# a posterior N(m, v) of each change, with m = truth + error, and the same with a sd of 0.37 of it: its 90 % intervals
+# cover 46 %. Changes nearly 0, -1 or 1 as those of the paper, or graded.
+NARROW, ERROR = 0.37, 0.2
+
+
+def _gaussian(truth: torch.Tensor, error: torch.Tensor, sd: float) -> dict[str, float]:
+    """FDR error, Brier score and interval score of Gaussian posteriors of the given sd about truth + error."""
+    mean, z = truth + error, 1.6448536
+    tail = torch.distributions.Normal(mean, sd)
+    row = measure(1 - tail.cdf(torch.tensor(0.5)) + tail.cdf(torch.tensor(-0.5)), mean, truth, 0.5)
+    intervals = interval_score(mean - z * sd, mean + z * sd, truth)
+    return {"fdr_mae": row["fdr_mae"], "brier": row["brier"], "interval_score": intervals}
+
+
+def _worse_by_confidence(changes: Callable[[torch.Generator], torch.Tensor]) -> dict[str, float]:
+    """In how many standard errors over 200 data sets each metric is worse for the over-confident posterior."""
+    generator, gaps = torch.Generator().manual_seed(0), []
+    for _ in range(200):
+        truth = changes(generator)
+        error = ERROR * torch.randn(100, generator=generator, dtype=torch.float64)
+        right, narrow = (_gaussian(truth, error, sd) for sd in (ERROR, NARROW * ERROR))
+        gaps.append([narrow[key] - right[key] for key in right])
+    gap = torch.tensor(gaps, dtype=torch.float64)
+    return dict(zip(right, (gap.mean(0) / (gap.std(0) / len(gap) ** 0.5)).tolist(), strict=True))
+
+
+def test_proper_scores_see_overconfidence_and_the_fdr_error_does_not():
+    """False-alarm rate below 1e-6: each gap is more than five standard errors on its side."""
+    in_three = _worse_by_confidence(
+        lambda g: (torch.randint(-1, 2, (100,), generator=g) + 0.16 * torch.randn(100, generator=g)).double()
+    )
+    assert in_three["fdr_mae"] < -5  # the over-confident posterior looks better
+    assert in_three["interval_score"] > 5
+    in_grades = _worse_by_confidence(lambda g: 2 * torch.rand(100, generator=g, dtype=torch.float64) - 1)
+    assert min(in_grades.values()) > 5
+
+
+def test_the_interval_score_is_least_for_the_right_quantiles():
+    truth = torch.randn(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    score = {
+        k: interval_score(-k * 1.6449 * torch.ones(4000), k * 1.6449 * torch.ones(4000), truth) for k in (0.5, 1, 2)
+    }
+    assert score[1] == pytest.approx(4 * 0.10314 / 0.1, rel=0.05)  # 4 phi(1.645) / 0.1
+    assert score[1] < min(score[0.5], score[2])
+
+
 # -------------------------------------------------------------------------------------------------- contrasts
 def test_sides_are_the_cells_of_the_states(problem):
     sides = Sides.of(problem.data, 7, seed=0, subset=2)
@@ -103,7 +151,9 @@ def test_sides_are_the_cells_of_the_states(problem):
     assert torch.equal(sides.cells[sides.groups["b"]], sides.b)
     other = Sides.of(problem.data, 7, seed=0, subset=1)
     assert not torch.equal(other.a, sides.a)
-    assert [name for name, _, _ in contrasts(problem, 1)] == ["all", 50, 20]
+    assert [(name, j) for name, j, _ in contrasts(problem.data, 0, 2)] == [
+        *[("all", 0), (50, 0), (50, 1), (20, 0), (20, 1)]
+    ]
 
 
 def test_splits_do_not_overlap(problem):
@@ -149,7 +199,7 @@ def test_uncertainty_grows_with_its_sources(problem, fit):
     width = {u: drawn.effect(CENTRED, u).lfc.std(0).mean().item() for u in ("z", "z+cells", "z+cells+model")}
     assert width["z"] < width["z+cells"] < width["z+cells+model"]
     assert drawn.effect(CENTRED, "z+cells+model").lfc.shape == (150, 20)
-    assert drawn.effect(PAIR, "z").lfc.std(0).mean().item() > width["z+cells"]
+    assert drawn.effect(PAIR, "z+cells").lfc.std(0).mean().item() > width["z+cells"]
 
 
 def test_refits_differ_from_each_other_and_leave_the_fit_unchanged(problem, fit):
@@ -161,43 +211,49 @@ def test_refits_differ_from_each_other_and_leave_the_fit_unchanged(problem, fit)
 
 # ----------------------------------------------------------------------------------------------------- stages
 @pytest.fixture(scope="module")
-def crossed(problem):
+def result(problem):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(genes_grid, "TEMPERATURES", 4)
         patch.setattr(genes_grid, "CHAINS", 30)
-        return grid(problem, "IWAE", TINY, n_draws=30, khat_draws=60, ais_cells=4)
+        return measure_model(problem, "IWAE", TINY, Measures(30, 60, refits=2, subsets=1, ais_cells=4))
 
 
-def test_the_grid_measures_every_proposal_with_equal_draws(crossed):
-    (model,) = crossed["models"]
+def test_the_grid_measures_every_proposal_with_equal_draws(result):
+    (model,) = result["models"]
     assert {"iwelbo", "iwelbo_refined", "ais", "khat", "ess", "seconds_ais", "gradients_ais"} <= model.keys()
     assert model["gradients_ais"] == 8 * (30 + 16) * (1 + 4 * genes_grid.LEAPFROG)
-    rows = [row for row in crossed["cross"] if not row.get("beside_ais")]
+    rows = [row for row in result["cross"] if row["n_cells"] == "all" and "subsets" not in row]
     weighted = [row["proposal"] for row in rows if row["weights"] == "snis"]
     assert weighted == ["VAE", "IWAE", "WW", "CHI", "IWAE-full", "MIS", "REFINED"]
     assert [row["proposal"] for row in rows if row["weights"] == "plugin"] == ["VAE", "IWAE", "WW", "CHI"]
     assert {row["n_draws"] for row in rows} == {30}
     for row in rows:
-        assert METRICS | {"khat", "ess", "coverage"} <= row.keys()
+        assert METRICS | {"khat", "ess", "coverage", "interval_score"} <= row.keys()
         assert row["estimand"] == "centred"
-    beside = [row for row in crossed["cross"] if row.get("beside_ais")]
+    beside = [row for row in result["cross"] if row.get("beside_ais")]
     assert [(row["proposal"], row["n_cells"], row["n_draws"]) for row in beside] == [("AIS", 4, 30), ("REFINED", 4, 30)]
 
 
-def test_few_cells_by_estimand_and_uncertainty(problem):
-    result = few(problem, "VAE", TINY, n_draws=30, refits=2, subsets=1, khat_draws=50)
-    rows = result["cross"]
+def test_contrasts_by_estimand_and_uncertainty(problem, result, fit):
+    contrasted = [row for row in result["cross"] if "subsets" in row]
     for n in ("all", 50, 20):
-        of_size = [row for row in rows if row["n_cells"] == n]
+        of_size = [row for row in contrasted if row["n_cells"] == n]
         kinds = [(row["estimand"], row["uncertainty"]) for row in of_size if row["prior"] == "group"]
         three = ["z", "z+cells", "z+cells+model"]
-        assert kinds == [(e, u) for e in ("centred", "proportion") for u in three] + [("pair", "z")]
+        pairs = [("pair", u) for u in three[1:]]
+        assert kinds == [(e, u) for e in ("centred", "proportion") for u in three] + pairs
         assert [(r["estimand"], r["uncertainty"]) for r in of_size if r["prior"] == "model"] == [("centred", "z+cells")]
+        assert {row["n_draws"] for row in of_size} == {30}
     assert len(result["curves"]) == 9
-    assert result["models"][0]["iwelbo_refined"] < 0
-    without = few(problem, "VAE", TINY, n_draws=30, refits=0, subsets=1)
-    assert {row["uncertainty"] for row in without["cross"]} == {"z", "z+cells"}
-    assert without["models"] == []
+    rows, _ = contrast_rows(problem, fit, [], {"model": "VAE", **problem.labels}, n_draws=30, subsets=1)
+    assert {row["uncertainty"] for row in rows} == {"z", "z+cells"}
+
+
+def test_what_is_not_asked_for_is_left_out(problem):
+    result = measure_model(problem, "VAE", TINY, Measures(30, 60, refits=0, subsets=0, proposals=False))
+    assert {row["proposal"] for row in result["cross"]} == {"REFINED"}
+    assert {row["n_cells"] for row in result["cross"]} == {"all"}
+    assert "ais" not in result["models"][0]
 
 
 def test_floors_have_every_size_and_estimand(problem):
@@ -205,16 +261,16 @@ def test_floors_have_every_size_and_estimand(problem):
     names = {(row["model"], row["n_cells"], row["estimand"]) for row in rows}
     assert names == {
         (m, n, e)
-        for m in ("raw counts", "oracle", "FDP floor")
+        for m in ("raw counts", TRUE_RATES, "FDP floor")
         for n in ("all", 50, 20)
         for e in ("centred", "proportion")
     }
     assert all(row["proposal"] is None for row in rows)
-    oracle, raw = (
+    best, raw = (
         next(r["lfc_rmse"] for r in rows if (r["model"], r["n_cells"], r["estimand"]) == (m, "all", "proportion"))
-        for m in ("oracle", "raw counts")
+        for m in (TRUE_RATES, "raw counts")
     )
-    assert oracle < 1.05 * raw
+    assert best < 1.05 * raw
 
 
 def test_replicates_have_priors_of_their_own(monkeypatch):
@@ -242,6 +298,7 @@ def test_donors_as_replicates_widen_the_answer():
 # ------------------------------------------------------------------------------------------------------ tasks
 SMALL = Preset(
     simulators=("appendix",),
+    other_simulators=("graded",),
     models=("VAE",),
     seeds=1,
     training=TINY,
@@ -260,20 +317,43 @@ SMALL = Preset(
 def test_tasks_hold_their_preset_and_the_longest_come_first():
     stored = tasks(SMALL)
     assert [t["stage"] for t in stored] == [
-        "section5",
-        "grid",
-        "few",
-        "donors",
-        "donors",
-        "floors",
-        "floors",
+        *["section5", "models", "graded"],
+        *["donors"] * 2,
+        *["floors"] * 2,
         *["rivals"] * 4,
     ]
     assert preset_of(json.loads(json.dumps(stored[0]))) == SMALL
-    assert len(tasks(replace(SMALL, stages=("grid",), simulators=("appendix", "released")), seeds=3)) == 6
+    assert len(tasks(replace(SMALL, stages=("models",), simulators=("appendix", "released")), seeds=3)) == 6
     with pytest.raises(SettingError, match="no stage nothing"):
         tasks(replace(SMALL, stages=("nothing",)))
-    assert len(list(genes.data(SMALL, range(2)))) == 2
+    assert len(list(genes.data(SMALL, range(2)))) == 4
+
+
+def test_the_paper_has_five_seeds_of_everything_but_ais_and_the_importance_mode():
+    of_paper = tasks(genes.PRESETS["paper"])
+    seeds = {key: {t["seed"] for t in of_paper if (t["stage"], t.get("simulator")) == key} for key in STAGES}
+    assert all(found == set(range(5)) for found in seeds.values())
+    names = {(t["simulator"], t["seed"]): t["names"] for t in of_paper if t["stage"] == "rivals" and "seed" in t}
+    assert [seed for (name, seed), tools in names.items() if name == "released" and "scvi-importance" in tools] == [
+        *range(3)
+    ]
+    assert "vaerdict de" in names["section5", 4]
+    assert "scvi-means" not in names["graded", 0]
+
+
+STAGES = [("section5", "section5"), ("models", "appendix"), ("models", "released"), ("graded", "graded")]
+
+
+def test_ais_runs_for_one_model_on_the_first_seeds(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(genes, "_problem_of", lambda task, preset: None)
+    monkeypatch.setattr(
+        genes, "measure_model", lambda problem, name, training, measures: asked.setdefault(name, []).append(measures)
+    )
+    for task in tasks(replace(SMALL, stages=("models",), models=("VAE", "CHI"), ais_cells=50, ais_seeds=2), seeds=3):
+        work(task)
+    assert [m.ais_cells for m in asked["VAE"]] == [50, 50, 0]
+    assert [m.ais_cells for m in asked["CHI"]] == [0, 0, 0]
 
 
 def test_a_device_reaches_training_and_leaves_no_trace_on_the_cpu(monkeypatch):
@@ -293,10 +373,12 @@ def test_tasks_of_rivals_do_not_depend_on_the_preset():
 
 
 def test_every_stage_runs_and_repeats(problem, tmp_path, monkeypatch):
-    monkeypatch.setattr(genes, "_problem", lambda task, preset: problem)
-    todo = tasks(replace(SMALL, stages=("section5", "few", "floors", "donors")))
+    monkeypatch.setattr(genes, "_problem", lambda simulator, seed, preset: problem)
+    todo = tasks(replace(SMALL, stages=("section5", "graded", "models", "floors", "donors")))
     first = run_tasks(work, todo, tmp_path / "first", workers=1)
-    assert [sorted(r) for r in first.results[:2]] == [["cross", "curves", "models"]] * 2
+    assert [sorted(r) for r in first.results[:3]] == [["cross", "curves", "models"]] * 3
+    kinds = [{row["proposal"] for row in r["cross"]} for r in first.results[:3]]
+    assert ["MIS" in proposals for proposals in kinds] == [True, False, True]
     with one_thread():  # as run_tasks does: sums split over threads differ in their last digits
         again = work(todo[1])
     repeated, stored = (
@@ -314,18 +396,19 @@ def test_rivals_are_skipped_where_they_are_not_installed_and_added_later(tmp_pat
     assert len(run.skipped) == len(todo)
     assert not list((tmp_path / "parts").glob("*.json"))
     monkeypatch.setattr(genes, "_installed", lambda package: True)
-    row = {"model": "wilcoxon", "estimand": "centred", "n_called_05": 0}
-    monkeypatch.setattr(genes, "rival_rows", lambda data, **keys: [row | {"names": keys["names"]}])
+    row = {"model": "wilcoxon", "estimand": "centred", "n_cells": "all", "n_called_05": 0}
+    monkeypatch.setattr(genes, "rival_rows", lambda compared, **keys: [row] * len(compared))
     monkeypatch.setattr(genes, "Problem", type("P", (), {"of": staticmethod(partial(_small_problem))}))
     later = run_tasks(work, todo, tmp_path, workers=1)
     assert later.skipped == []
     assert [sorted(r) for r in later.results] == [["cross"]] * 2 + [["donors"]] * 2
-    assert later.results[0]["cross"][0]["dataset"] == "appendix-0"
+    (averaged_row,) = later.results[0]["cross"]
+    assert (averaged_row["dataset"], averaged_row["subsets"]) == ("appendix-0", 3)  # all cells, and one subset of each
     assert later.results[2]["donors"][0]["arm"] == "null"
 
 
 def _small_problem(simulator: str, seed: int, **sizes: object) -> Problem:
-    return Problem.of(simulator, seed, n_genes=10, **({"n_cells": 60} | sizes))
+    return Problem.of(simulator, seed, n_genes=10, **({"n_cells": 160} | sizes))
 
 
 def test_the_papers_numbers_are_available():

@@ -15,8 +15,8 @@ from vaerdict.de import rivals as tests
 from vaerdict.optional import isolated
 from vaerdict_paper.benchmarks import de
 from vaerdict_paper.experiments import rivals
-from vaerdict_paper.experiments.genes_contrasts import sample_cells
-from vaerdict_paper.experiments.rivals import SCVI, TESTS, ScviContrast, rival_rows, scvi_means
+from vaerdict_paper.experiments.genes_contrasts import Sides, contrasts, sample_cells
+from vaerdict_paper.experiments.rivals import COUNTS, SCVI, TESTS, ScviContrast, rival_rows, scvi_means
 
 for package in ("scvi", "scanpy", "pydeseq2", "edgepython"):
     pytest.importorskip(package, reason=f"{package} is not installed (extra `rivals`)")
@@ -30,16 +30,22 @@ def data() -> CountData:
 
 
 def test_one_row_per_rival_and_number_of_cells_by_its_own_truth(data):
-    rows = rival_rows(data, n_cells=(None, 20), max_epochs=2)
-    assert [(row["n_cells"], row["model"]) for row in rows] == [(n, m) for n in ("all", 20) for m in (*SCVI, *TESTS)]
+    asked = [("all", 0, Sides.of(data, None, seed=0)), (20, 1, Sides.of(data, 20, seed=0, subset=1))]
+    rows = rival_rows(asked, max_epochs=2)
+    names = (*SCVI, *TESTS, COUNTS)
+    few = [name for name in names if name != "scvi-importance"]
+    assert [(row["n_cells"], row["model"]) for row in rows] == [*(("all", m) for m in names), *((20, m) for m in few)]
     for row in rows:
         assert row.keys() >= METRICS
         assert row["proposal"] is None
         assert row["seconds"] > 0
-        assert ("fdr_mae" in row) == (row["seconds_train"] > 0) == row["model"].startswith("scvi")
+        by_probability = row["model"].startswith("scvi") or row["model"] == COUNTS
+        assert ("fdr_mae" in row) == ("brier" in row) == by_probability
+        assert (row["seconds_train"] > 0) == row["model"].startswith("scvi")
+        assert ("coverage" in row) == (row["model"] == COUNTS)
     estimands = {row["model"]: row["estimand"] for row in rows}
     assert {m for m, e in estimands.items() if e == "centred"} == {
-        *("scvi-means-centred", "deseq2+lfc", "deseq2-threshold", "edger+lfc", "edger-treat")
+        *("scvi-means-centred", "deseq2+lfc", "deseq2-threshold", "edger+lfc", "edger-treat", COUNTS)
     }
     for row in rows:
         truth = data.lfc(0, 1, proportions=row["estimand"] == "proportion")
@@ -49,7 +55,7 @@ def test_one_row_per_rival_and_number_of_cells_by_its_own_truth(data):
 def test_the_same_seed_gives_the_same_answer(data):
     def answers(seed: int) -> list[dict]:
         names = ["scvi-uniform", "scvi-means"]
-        rows = rival_rows(data, names=names, seed=seed, n_cells=(20,), max_epochs=1)
+        rows = rival_rows([(20, 0, Sides.of(data, 20, seed=seed))], names=names, seed=seed, max_epochs=1)
         return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
 
     assert answers(1) == answers(1)
@@ -85,7 +91,7 @@ def test_group_means_of_normalised_expression_are_resampled(data, monkeypatch):
 def test_donors_are_the_replicates_of_tests_unless_their_name_says_cells():
     data = donors(0, n_cells=600, n_genes=40, donor_sd=0.05)
     names = ["edger-treat", "edger-treat, cells", "deseq2+lfc"]
-    rows = rival_rows(data, names=names)
+    rows = rival_rows(contrasts(data, 0, 0)[:1], names=names)
     assert [row["model"] for row in rows] == names
     assert all(row["auprc"] > 0.85 for row in rows)
     cells = torch.cat([(data.labels == group).nonzero().flatten() for group in (0, 1)])
@@ -96,7 +102,19 @@ def test_donors_are_the_replicates_of_tests_unless_their_name_says_cells():
     answer = tests.rival_answers(made, ["edger-treat"])["edger-treat"]
     assert rows[0]["n_called_05"] == answer.called(0.05).sum()
     with pytest.raises(SettingError, match="at least 2 each are needed"):
-        rival_rows(donors(0, n_cells=100, n_genes=5, n_donors=(1, 2)), names=["edger-treat"])
+        rival_rows(contrasts(donors(0, n_cells=100, n_genes=5, n_donors=(1, 2)), 0, 0), names=["edger-treat"])
+
+
+def test_vaerdict_de_is_that_of_users_with_donors_as_its_samples():
+    data = donors(0, n_cells=600, n_genes=40)
+    sides = Sides.of(data, None, seed=0)
+    answer = rivals.counts_answer(sides, 0.5)
+    by_cells = rivals.counts_answer(Sides(data._replace(donors=None), sides.a, sides.b), 0.5)
+    width, narrower = ((a["lfc_high"] - a["lfc_low"]).mean() for a in (answer, by_cells))
+    assert width > 1.2 * narrower
+    truth = data.lfc(0, 1)
+    assert torch.corrcoef(torch.stack([answer["lfc_mean"], truth.double()]))[0, 1] > 0.9
+    assert answer["seconds"] > 0
 
 
 def test_sampled_cells_are_of_the_group():
@@ -131,10 +149,10 @@ def test_isolated_code_leaves_no_trace():
 
 def test_unknown_rivals_and_missing_packages_are_named(data, monkeypatch):
     with pytest.raises(SettingError, match="no rival edgeR; there are scvi-uniform"):
-        rival_rows(data, names=["edgeR"])
+        rival_rows(contrasts(data, 0, 0), names=["edgeR"])
     monkeypatch.setitem(tests.RIVALS, "edger+lfc", tests.RIVALS["edger+lfc"]._replace(package="no_such_package"))
     with pytest.raises(SettingError, match=r"needs no_such_package; install .*'vaerdict-paper\[rivals\]'"):
-        rival_rows(data, names=["edger+lfc"])
+        rival_rows(contrasts(data, 0, 0), names=["edger+lfc"])
 
 
 def test_the_benchmark_compares_ours_with_the_importance_mode():

@@ -1,6 +1,6 @@
 """Simulated data sets with the parameters they were drawn from."""
 
-from vaerdict.datasets.genes import SIMULATORS, CountData, appendix, donors, released, section5
+from vaerdict.datasets.genes import SIMULATORS, CountData, appendix, donors, graded, released, section5
 from vaerdict.datasets.linear import LOADINGS, LinearGaussianData, linear_gaussian
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "LinearGaussianData",
     "appendix",
     "donors",
+    "graded",
     "linear_gaussian",
     "released",
     "section5",

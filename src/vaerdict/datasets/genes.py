@@ -89,6 +89,18 @@ def section5(
     return _log_normal(seed, n_cells, n_genes, group_weights, means=(10, 100), changed=2 / 3, scale=1, zeroed=0)
 
 
+def graded(
+    seed: int = 0, *, n_cells: int = 1000, n_genes: int = 100, group_weights: Sequence[float] = (1, 1)
+) -> CountData:
+    """The data of `appendix`, whose parameters it has, but with changes that are uniform between -1 and 1.
+
+    Many genes lie near any threshold. There stated probabilities must be neither 0 nor 1, which changes that are nearly
+    0, -1 or 1 never ask for. For every gene that changes by an amount another changes by its negative, so that the
+    median change is zero and a change relative to the median gene is the change itself.
+    """
+    return _log_normal(seed, n_cells, n_genes, group_weights, means=(10, 100), changed=None, scale=1, zeroed=0)
+
+
 def released(
     seed: int = 0, *, n_cells: int = 1000, n_genes: int = 100, group_weights: Sequence[float] = (1, 1)
 ) -> CountData:
@@ -107,14 +119,16 @@ def _log_normal(
     group_weights: Sequence[float],
     *,
     means: tuple[float, float],
-    changed: float,
+    changed: float | None,
     scale: float,
     zeroed: float,
 ) -> CountData:
     generator = seeded(seed)
     labels = _labels(n_cells, group_weights, generator)
     median = means[0] + (means[1] - means[0]) * _uniform(n_genes, generator)
-    log_mean = median.log() + math.log(2) * _changes(len(group_weights), n_genes, changed, generator)
+    size = (len(group_weights), n_genes)
+    change = _graded_changes(*size, generator) if changed is None else _changes(*size, changed, generator)
+    log_mean = median.log() + math.log(2) * change
     # Sigma = scale ((0.5 + u) I + 2 a a'), by its root: independent noise per gene and one factor common to all genes
     gene_sd = (scale * (0.25 + 0.5 * _uniform(n_genes, generator))).sqrt()
     loading = math.sqrt(2 * scale) * (2 * _uniform(n_genes, generator) - 1)
@@ -233,6 +247,18 @@ def _changes(n_states: int, n_genes: int, changed: float, generator: torch.Gener
     return change
 
 
+def _graded_changes(n_states: int, n_genes: int, generator: torch.Generator) -> Tensor:
+    """Log2 fold changes of every state from the first: uniform in (-1, 1), in pairs of opposite sign, a last one zero.
+
+    Shapes: ``-> (states, genes)``.
+    """
+    half = 2 * _uniform((n_states, n_genes // 2), generator) - 1
+    pairs = torch.cat([half, -half, torch.zeros(n_states, n_genes % 2, dtype=half.dtype)], 1)
+    change = torch.stack([one[torch.randperm(n_genes, generator=generator)] for one in pairs])
+    change[0] = 0
+    return change
+
+
 @torch.no_grad()
 def _log2_proportion(expression: Expression, size: int, seed: int) -> Tensor:
     """Log2 of each gene's mean proportion in each state, by a simulation of its own; exact to about 0.01.
@@ -266,6 +292,7 @@ SIMULATORS: dict[str, Callable[..., CountData]] = {
     "appendix": appendix,
     "section5": section5,
     "released": released,
+    "graded": graded,
     "donors": donors,
 }
 """The simulators by name; all take a seed, `n_cells`, `n_genes` and `group_weights`."""

@@ -17,8 +17,9 @@ LEVELS = (0.05, 0.10, 0.20)
 def measure(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[str, Any]:
     """Metrics of probabilities that |LFC| >= delta; genes of equal probability are ranked by |lfc|.
 
-    A gene is differentially expressed where its true |LFC|, on the scale of `truth_lfc`, is at least delta.
-    Shapes: all ``(genes,)``.
+    A gene is differentially expressed where its true |LFC|, on the scale of `truth_lfc`, is at least delta. ``brier``
+    is the mean squared difference of probability and truth, a proper score: its expectation is least for probabilities
+    that are right, which need not hold of ``fdr_mae``. Shapes: all ``(genes,)``.
     """
     order = ranking(prob.double(), lfc.abs().double())
     if truth_lfc.shape != prob.shape:
@@ -26,7 +27,11 @@ def measure(prob: Tensor, lfc: Tensor, truth_lfc: Tensor, delta: float) -> dict[
     changed, stated = truth_lfc.abs() >= delta, expected_fdr(prob)
     hit = changed[order].double()
     fdp = 1 - hit.cumsum(0) / torch.arange(1, len(hit) + 1)
-    return {"fdr_mae": 100 * (fdp - stated).abs().mean().item(), **measure_ranked(order, stated, changed)}
+    return {
+        "fdr_mae": 100 * (fdp - stated).abs().mean().item(),
+        "brier": (prob.double() - changed.double()).square().mean().item(),
+        **measure_ranked(order, stated, changed),
+    }
 
 
 def measure_ranked(order: Tensor, stated: Tensor, changed: Tensor) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def measure_ranked(order: Tensor, stated: Tensor, changed: Tensor) -> dict[str, 
     `auprc` and `tpr` are NaN.
 
     Adjusted p-values bound the FDR of the genes called by them and are no estimates of it. Therefore only `measure`
-    has ``fdr_mae``, :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`, as in the paper.
+    has ``brier`` and, as in the paper, ``fdr_mae``: :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`.
 
     Shapes: ``order (genes,)``, ``stated (genes,)`` nondecreasing, ``changed (genes,)`` bool, by gene.
     """
@@ -85,3 +90,17 @@ def fdp_floor(prob: Tensor, lfc: Tensor, *, repeats: int = 200, generator: torch
 def coverage(low: Tensor, high: Tensor, truth_lfc: Tensor) -> float:
     """Share of genes whose interval covers the true log2 fold change. Shapes: all ``(genes,)``."""
     return ((low <= truth_lfc) & (truth_lfc <= high)).double().mean().item()
+
+
+def interval_score(low: Tensor, high: Tensor, truth_lfc: Tensor, interval: float = 0.9) -> float:
+    r"""Mean over genes of the width of central intervals and their penalty for missing the true fold change.
+
+    :math:`(u - l) + \tfrac{2}{\alpha} [(l - y)_+ + (y - u)_+]` with :math:`\alpha` = 1 - `interval`, a proper score
+    (Gneiting and Raftery, 2007): its expectation is least for the quantiles of the right posterior, so that intervals
+    that are too narrow are penalised as well as those that are too wide. Shapes: all ``(genes,)``.
+
+    >>> interval_score(torch.tensor([-1.0]), torch.tensor([1.0]), torch.tensor([1.5]))
+    12.0
+    """
+    missed = (low - truth_lfc).clamp_min(0) + (truth_lfc - high).clamp_min(0)
+    return (high - low + 2 / (1 - interval) * missed).double().mean().item()

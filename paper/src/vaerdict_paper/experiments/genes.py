@@ -1,9 +1,9 @@
 """Section 5 of the paper: differential expression with controlled false discovery rates on simulated counts.
 
-Every seed has its own data set. A task trains one model on one data set; tasks of stage `grid` fit every proposal for
-it, those of stage `few` compare few cells with every kind of uncertainty, and both train the same model from the same
-seed. Rivals need packages of their own; their tasks are skipped where these are not installed, and the same command
-adds them once they are.
+Every seed has its own data set. A task trains one model on one data set and measures all that is asked of it: its
+evidence, contrasts of many and of few cells with every kind of uncertainty, and every proposal for it. Rivals compare
+the same cells. They need packages of their own; their tasks are skipped where these are not installed, and the same
+command adds them once they are.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vaerdict.core import SettingError
-from vaerdict.datasets.genes import SIMULATORS
 from vaerdict.tasks import Skipped, Task
-from vaerdict_paper.experiments.genes_arms import ARMS, donor_arm, few, floors
+from vaerdict_paper.experiments.genes_arms import ARMS, donor_arm, floors
+from vaerdict_paper.experiments.genes_contrasts import contrasts
 from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, Training
-from vaerdict_paper.experiments.genes_grid import grid
-from vaerdict_paper.experiments.genes_measure import DELTA
-from vaerdict_paper.experiments.rivals import TESTS, packages, rival_rows
+from vaerdict_paper.experiments.genes_measure import DELTA, averaged
+from vaerdict_paper.experiments.genes_models import Measures, measure_model
+from vaerdict_paper.experiments.rivals import COUNTS, IMPORTANCE, TESTS, packages, rival_rows
 
-SECTION5, SECTION5_EPOCHS = "section5", 80
-RIVAL_SETS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
-    (("scvi-uniform", "scvi-means", "scvi-means-centred", *TESTS), (None, 50, 20)),
-    (("scvi-importance",), (None,)),
-)
-"""Rivals that share a task, and their numbers of cells per group; the importance mode takes minutes per contrast."""
+SECTION5, GRADED = "section5", "graded"
+RIVALS = ["scvi-uniform", "scvi-means", "scvi-means-centred", *TESTS, COUNTS]
+"""Rivals on the simulators of the paper; on the others those that train no model."""
 
-DONOR_RIVALS = [*TESTS, "wilcoxon+lfc, cells"]
+DONOR_RIVALS = [*TESTS, "wilcoxon+lfc, cells", COUNTS]
 """Tests of donors, and the test of their cells that is common."""
 
 
@@ -40,12 +37,17 @@ class Preset:
     """How much of the experiment to run, and which of its stages.
 
     A task trains one small model. Many cores are therefore faster than a GPU, which is used on request only.
+
+    Section 5 has ten times as many cells: training takes four times as many per step, and refits are left out. AIS
+    takes minutes per model and the importance mode of scvi-tools as long as its training; both have fewer seeds. Only
+    `one_model` is measured by AIS, on graded changes and on donors.
     """
 
     on_cores: ClassVar[bool] = True
 
-    stages: tuple[str, ...] = ("section5", "grid", "few", "donors", "floors", "rivals")
+    stages: tuple[str, ...] = ("section5", "models", "graded", "donors", "floors", "rivals")
     simulators: tuple[str, ...] = ("appendix", "released")
+    other_simulators: tuple[str, ...] = (GRADED, SECTION5)
     models: tuple[str, ...] = PROPOSALS
     seeds: int = 5
     training: Training = field(default_factory=Training)
@@ -53,11 +55,14 @@ class Preset:
     khat_draws: int = 1000
     refits: int = 6
     subsets: int = 4
-    ais_cells: int = 20
+    ais_cells: int = 50
     ais_seeds: int = 3
-    section5_seeds: int = 2
+    section5_seeds: int = 5
     section5_cells: int = 10_000
-    donor_model: str = "VAE"
+    section5_epochs: int = 40
+    section5_proposal_epochs: int = 5
+    importance_seeds: int = 3
+    one_model: str = "VAE"
     null_sets: int = 24
     effect_sets: int = 5
     donor_cells: int = 2000
@@ -74,7 +79,8 @@ PRESETS = {
     "paper": Preset(),
     "rivals": Preset(stages=("rivals",)),
     "quick": Preset(
-        stages=("grid", "few", "donors", "floors"),
+        stages=("models", "graded", "donors", "floors"),
+        other_simulators=(GRADED,),
         models=("VAE", "IWAE"),
         seeds=1,
         training=Training(n_particles=10, epochs=60, proposal_epochs=20, refit_epochs=10),
@@ -93,9 +99,9 @@ def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
     """All tasks of the experiment, the longest first so that all workers end together."""
     n = seeds or preset.seeds
     makers = {
-        "section5": lambda: _on_models("section5", (SECTION5,), min(n, preset.section5_seeds), preset),
-        "grid": lambda: _on_models("grid", preset.simulators, n, preset),
-        "few": lambda: _on_models("few", preset.simulators, n, preset),
+        "section5": lambda: _on_models("section5", (SECTION5,), preset.models, min(n, preset.section5_seeds), preset),
+        "models": lambda: _on_models("models", preset.simulators, preset.models, n, preset),
+        "graded": lambda: _on_models("graded", (GRADED,), (preset.one_model,), n, preset),
         "donors": lambda: _donors(preset),
         "floors": lambda: _floors(preset, n),
         "rivals": lambda: _rivals(preset, n),
@@ -106,12 +112,14 @@ def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
     return [task for stage in preset.stages for task in makers[stage]()]
 
 
-def _on_models(stage: str, simulators: tuple[str, ...], seeds: int, preset: Preset) -> list[Task]:
+def _on_models(
+    stage: str, simulators: tuple[str, ...], models: tuple[str, ...], seeds: int, preset: Preset
+) -> list[Task]:
     return [
         {"stage": stage, "simulator": simulator, "seed": seed, "model": model, "preset": preset.stored()}
         for seed in range(seeds)
         for simulator in simulators
-        for model in preset.models
+        for model in models
     ]
 
 
@@ -124,34 +132,47 @@ def _donors(preset: Preset) -> list[Task]:
     ]
 
 
+def _data_sets(preset: Preset, seeds: int) -> list[tuple[str, int]]:
+    """Simulators and seeds of all data sets that models are compared on, but the donors."""
+    most = {SECTION5: preset.section5_seeds}
+    names = (*preset.simulators, *preset.other_simulators)
+    return [(name, seed) for name in names for seed in range(min(seeds, most.get(name, seeds)))]
+
+
 def _floors(preset: Preset, seeds: int) -> list[Task]:
-    simulators = (*preset.simulators, *((SECTION5,) if "section5" in preset.stages else ()))
     return [
         {"stage": "floors", "simulator": simulator, "seed": seed, "preset": preset.stored()}
-        for simulator in simulators
-        for seed in range(min(seeds, preset.section5_seeds) if simulator == SECTION5 else seeds)
+        for simulator, seed in _data_sets(preset, seeds)
     ]
 
 
 def _rivals(preset: Preset, seeds: int) -> list[Task]:
     """Tasks that hold all their settings, so that they are the same under every preset."""
     simulated = [
-        {"stage": "rivals", "simulator": simulator, "seed": seed, "names": list(names), "n_cells": list(n_cells)}
-        for names, n_cells in RIVAL_SETS
-        for simulator in preset.simulators
-        for seed in range(seeds)
+        {"stage": "rivals", "simulator": simulator, "seed": seed, "names": _rival_names(simulator, seed, preset)}
+        for simulator, seed in _data_sets(preset, seeds)
     ]
+    sizes = {"subsets": preset.subsets, "cells": preset.section5_cells}
     from_donors = [
         {"stage": "rivals", "simulator": "donors", "arm": arm, "set": i, "names": DONOR_RIVALS}
         for arm, n in (("null", preset.null_sets), ("effect", preset.effect_sets))
         for i in range(n)
     ]
-    return [*simulated, *({**task, "n_cells": [None], "cells": preset.donor_cells} for task in from_donors)]
+    return [
+        *({**task, **(sizes if task["simulator"] == SECTION5 else {"subsets": preset.subsets})} for task in simulated),
+        *({**task, "cells": preset.donor_cells} for task in from_donors),
+    ]
+
+
+def _rival_names(simulator: str, seed: int, preset: Preset) -> list[str]:
+    if simulator not in preset.simulators:
+        return [*TESTS, COUNTS]
+    return [*RIVALS, IMPORTANCE] if seed < preset.importance_seeds else RIVALS
 
 
 def data(preset: Preset, seeds: Sequence[int]) -> Iterator[Tensor]:
     """The counts of every data set that models are compared on, for the hash in the manifest."""
-    return (SIMULATORS[simulator](seed).counts for simulator in preset.simulators for seed in seeds)
+    return (_problem(name, seed, preset).data.counts for name, seed in _data_sets(preset, len(seeds)))
 
 
 # ------------------------------------------------------------------------------------------------------ work
@@ -159,8 +180,8 @@ def work(task: Task) -> dict[str, Any]:
     """Do one task (see `tasks`)."""
     stages: dict[str, Callable[[Task], dict[str, Any]]] = {
         "section5": _section5,
-        "grid": _grid,
-        "few": _few,
+        "models": _models,
+        "graded": _graded,
         "donors": _donor_arm,
         "floors": _floor_rows,
         "rivals": _rival_rows,
@@ -176,42 +197,51 @@ def preset_of(task: Task) -> Preset:
     return Preset(**{**fields, "training": training})
 
 
-def _problem(task: Task, preset: Preset) -> Problem:
-    sizes = {"n_cells": preset.section5_cells} if task["simulator"] == SECTION5 else {}
-    return Problem.of(task["simulator"], task["seed"], **sizes)
+def _problem(simulator: str, seed: int, preset: Preset) -> Problem:
+    sizes = {"n_cells": preset.section5_cells} if simulator == SECTION5 else {}
+    return Problem.of(simulator, seed, **sizes)
 
 
-def _grid(task: Task) -> dict[str, Any]:
+def _problem_of(task: Task, preset: Preset) -> Problem:
+    return _problem(task["simulator"], task["seed"], preset)
+
+
+def _measures(preset: Preset) -> Measures:
+    return Measures(preset.n_draws, preset.khat_draws, preset.refits, preset.subsets)
+
+
+def _models(task: Task) -> dict[str, Any]:
     preset = preset_of(task)
-    ais_cells = preset.ais_cells if task["seed"] < preset.ais_seeds else 0
-    sizes = {"n_draws": preset.n_draws, "khat_draws": preset.khat_draws, "ais_cells": ais_cells}
-    return grid(_problem(task, preset), task["model"], preset.training, **sizes)
+    with_ais = task["seed"] < preset.ais_seeds and task["model"] == preset.one_model
+    asked = replace(_measures(preset), ais_cells=preset.ais_cells if with_ais else 0)
+    return measure_model(_problem_of(task, preset), task["model"], preset.training, asked)
 
 
-def _few(task: Task) -> dict[str, Any]:
+def _graded(task: Task) -> dict[str, Any]:
+    """Changes near delta: every kind of uncertainty, by refined proposals alone."""
     preset = preset_of(task)
-    sizes = {"n_draws": preset.n_draws, "refits": preset.refits, "subsets": preset.subsets}
-    return few(_problem(task, preset), task["model"], preset.training, **sizes)
+    asked = replace(_measures(preset), proposals=False)
+    return measure_model(_problem_of(task, preset), task["model"], preset.training, asked)
 
 
 def _section5(task: Task) -> dict[str, Any]:
-    """Five types of cells: the evidence of the model, and two of the types compared; no refits."""
+    """Five types of cells, two of which are compared; no refits."""
     preset = preset_of(task)
-    epochs = min(preset.training.epochs, SECTION5_EPOCHS)
-    training = replace(preset.training, batch_size=4 * preset.training.batch_size, epochs=epochs)
-    sizes = {"n_draws": preset.n_draws, "khat_draws": preset.khat_draws, "refits": 0, "subsets": preset.subsets}
-    return few(_problem(task, preset), task["model"], training, **sizes)
+    training, asked = preset.training, replace(_measures(preset), refits=0)
+    longer = replace(training, batch_size=4 * training.batch_size, epochs=preset.section5_epochs)
+    shorter = replace(training, proposal_epochs=preset.section5_proposal_epochs)
+    return measure_model(_problem_of(task, preset), task["model"], longer, asked, training_of_proposals=shorter)
 
 
 def _floor_rows(task: Task) -> dict[str, Any]:
     preset = preset_of(task)
-    return floors(_problem(task, preset), subsets=preset.subsets)
+    return floors(_problem_of(task, preset), subsets=preset.subsets)
 
 
 def _donor_arm(task: Task) -> dict[str, Any]:
     preset = preset_of(task)
     sizes = {"n_draws": preset.n_draws, "n_cells": preset.donor_cells}
-    return donor_arm(task["set"], task["arm"], preset.donor_model, preset.training, **sizes)
+    return donor_arm(task["set"], task["arm"], preset.one_model, preset.training, **sizes)
 
 
 def _rival_rows(task: Task) -> dict[str, Any]:
@@ -219,12 +249,13 @@ def _rival_rows(task: Task) -> dict[str, Any]:
     if missing:
         raise Skipped(f"the rivals {', '.join(task['names'])} need {', '.join(missing)}; install the extra `rivals`.")
     arm, seed = task.get("arm"), int(task["set"] if "set" in task else task["seed"])
-    sizes = {} if arm is None else {"null": ARMS[arm], "n_cells": task["cells"]}
-    problem = Problem.of(task["simulator"], seed, **sizes)
-    rows = rival_rows(problem.data, delta=DELTA, names=task["names"], seed=seed, n_cells=task["n_cells"])
+    sizes = {"n_cells": task["cells"]} if "cells" in task else {}
+    problem = Problem.of(task["simulator"], seed, **sizes, **({} if arm is None else {"null": ARMS[arm]}))
+    compared = contrasts(problem.data, seed, task["subsets"] if arm is None else 0)
+    rows = rival_rows(compared, delta=DELTA, names=task["names"], seed=seed)
     rows = [{**row, **problem.labels, "delta": DELTA} for row in rows]
     if arm is None:
-        return {"cross": rows}
+        return {"cross": averaged(rows, "model", "n_cells", "estimand", "seed")}
     return {"donors": [{**row, "arm": arm} for row in rows]}
 
 

@@ -5,8 +5,7 @@ Models are always trained on the training cells of a whole data set; only the ce
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,17 +22,17 @@ from vaerdict_paper.experiments.genes_contrasts import (
     ContrastDraws,
     MakePosterior,
     Sides,
+    contrasts,
     draw_contrast,
     joint_lfc,
 )
-from vaerdict_paper.experiments.genes_fit import Problem, Training, as_counts, fit_model, fit_refits
-from vaerdict_paper.experiments.genes_grid import model_row
+from vaerdict_paper.experiments.genes_fit import Problem, Training, as_counts, fit_model
 from vaerdict_paper.experiments.genes_measure import DELTA, averaged, calibration, curve, measured
 
-FEW = (50, 20)
-"""Cells per group of the small contrasts."""
-
 BASELINE_DRAWS = 1000
+TRUE_RATES = "true rates"
+"""The name of what the true rates of the cells compared tell, whose only uncertainty is the sample of cells."""
+
 CALIBRATED = 50
 """Cells per group of the contrasts whose calibration is measured."""
 
@@ -45,41 +44,27 @@ _PSEUDOCOUNT = 0.5
 
 
 # -------------------------------------------------------------------------------------------- many and few cells
-def contrasts(problem: Problem, subsets: int) -> list[tuple[int | str, int, Sides]]:
-    """All cells once, and several random subsets of few: cells per group, index of the subset, and the cells."""
-    sizes = [("all", None, 0), *((n, n, j) for n in FEW for j in range(subsets))]
-    return [(name, j, Sides.of(problem.data, n, seed=problem.seed, subset=j)) for name, n, j in sizes]
-
-
-def few(
-    problem: Problem, name: str, training: Training, *, n_draws: int, refits: int, subsets: int, khat_draws: int = 0
-) -> dict[str, Any]:
-    """Train a model and its refits, and compare the groups with all cells and with few.
-
-    With `khat_draws` the row of the model is included.
-    """
-    fit = fit_model(problem, name, training)
-    started = time.perf_counter()
-    others = fit_refits(problem, fit, training, refits) if refits else []
-    seconds = time.perf_counter() - started
+def contrast_rows(
+    problem: Problem, fit: Fit, others: Sequence[Fit], base: dict[str, Any], *, n_draws: int, subsets: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows and curves of the groups compared with all cells and with few, by a fit and its refits `others`."""
     kinds = UNCERTAINTIES if others else UNCERTAINTIES[:2]
-    base = {"model": name, "proposal": "REFINED", "weights": "snis", **problem.labels, "seconds_train": fit.seconds}
+    base = {**base, "proposal": "REFINED", "weights": "snis"}
     rows, curves = [], []
-    for n_cells, subset, sides in contrasts(problem, subsets):
+    for n_cells, subset, sides in contrasts(problem.data, problem.seed, subsets):
         shared: dict[str, Any] = {**base, "n_cells": n_cells}
         common_prior = draw_contrast(sides, _posterior(problem, fit, sides, None), n_draws, seed=problem.seed)
         rows.append({**shared, **_row(common_prior, CENTRED, kinds[1]), "prior": "model"})
         posteriors = [_posterior(problem, f, sides, sides.labels) for f in (fit, *others)]
         drawn = draw_contrast(sides, posteriors[0], n_draws, seed=problem.seed, refits=posteriors[1:])
-        shared["seconds_refits"] = seconds + drawn.seconds_refits
+        shared["seconds_refits"] = base.get("seconds_refits", 0.0) + drawn.seconds_refits
         for estimand, kind, effect in drawn.effects(kinds):
             rows.append({**shared, **_row(drawn, estimand, kind, effect), "prior": "group"})
             if estimand is CENTRED and n_cells == CALIBRATED:
                 rows[-1]["calibration"] = calibration(effect, sides, estimand)
             if estimand is CENTRED and subset == 0:
                 curves.append({**shared, "uncertainty": kind, **curve(effect, sides, estimand)})
-    models = [{"model": name, **problem.labels, **model_row(problem, fit, khat_draws)}] if khat_draws else []
-    return {"models": models, "cross": averaged(rows, *_KEYS), "curves": curves}
+    return averaged(rows, *_KEYS), curves
 
 
 def _posterior(problem: Problem, fit: Fit, sides: Sides, labels: Tensor | None) -> MakePosterior:
@@ -93,12 +78,12 @@ def _row(drawn: ContrastDraws, estimand: Estimand, kind: str, effect: Effect | N
 
 # --------------------------------------------------------------------------------------------------------- floors
 def floors(problem: Problem, *, subsets: int) -> dict[str, Any]:
-    """Floors of the errors: raw proportions without a model, the true rates, and probabilities that are exact."""
+    """Baselines and floors: raw proportions without a model, the true rates, and probabilities that are exact."""
     rows, curves = [], []
-    for n_cells, subset, sides in contrasts(problem, subsets):
+    for n_cells, subset, sides in contrasts(problem.data, problem.seed, subsets):
         shared = {"proposal": None, **problem.labels, "n_cells": n_cells, "uncertainty": "cells", "prior": None}
         counts, rate = problem.counts(sides.cells), problem.data.rate[sides.cells]
-        for name, level in (("raw counts", counts), ("oracle", rate)):
+        for name, level in (("raw counts", counts), (TRUE_RATES, rate)):
             drawn = proportion_draws(level, sides.populations(de_model.Bootstrap()), seed=problem.seed)
             for estimand in (CENTRED, PROPORTION):
                 effect = independent_effect(drawn, estimand)
@@ -106,7 +91,7 @@ def floors(problem: Problem, *, subsets: int) -> dict[str, Any]:
                 if estimand is CENTRED and n_cells == CALIBRATED:
                     row["calibration"] = calibration(effect, sides, estimand)
                 rows.append(row)
-                if name == "oracle":
+                if name == TRUE_RATES:
                     rows.append({**_floor(effect, problem.seed), **shared, "estimand": estimand.name})
                 if estimand is CENTRED and subset == 0:
                     curves.append({"model": name, **shared, **curve(effect, sides, estimand)})
@@ -130,7 +115,7 @@ def independent_effect(drawn: Mapping[str, Tensor], estimand: Estimand) -> Effec
 
 
 def _floor(effect: Effect, seed: int) -> dict[str, Any]:
-    """The FDR error of the oracle's probabilities if they were exact."""
+    """The FDR error of the probabilities by the true rates if they were exact."""
     prob, mean = (effect.lfc.abs() >= DELTA).double().mean(0), effect.lfc.mean(0)
     return {"model": "FDP floor", "fdr_mae": fdp_floor(prob, mean, generator=seeded(80_000 + seed))}
 

@@ -20,6 +20,9 @@ from vaerdict.noise import seeded
 UNCERTAINTIES = ("z", "z+cells", "z+cells+model")
 """Sources of uncertainty: the latents; with the sample of cells; with the model, by refits to bootstrap resamples."""
 
+FEW = (50, 20)
+"""Cells per group of the small contrasts."""
+
 MakePosterior = Callable[[], de_model.CellPosterior]
 """Makes a posterior, so that its cost can be timed."""
 
@@ -72,6 +75,15 @@ class Sides:
         return populations(self.groups, weighting, suffix)
 
 
+def contrasts(data: CountData, seed: int, subsets: int) -> list[tuple[int | str, int, Sides]]:
+    """All cells once, and several random subsets of few: cells per group, index of the subset, and the cells.
+
+    Every method compares the same cells.
+    """
+    sizes = [("all", None, 0), *((n, n, j) for n in FEW for j in range(subsets))]
+    return [(name, j, Sides.of(data, n, seed=seed, subset=j)) for name, n, j in sizes]
+
+
 def populations(
     groups: Mapping[str, Tensor], weighting: de_model.Weighting, suffix: str = ""
 ) -> dict[str, de_model.Population]:
@@ -113,9 +125,9 @@ class ContrastDraws(NamedTuple):
         return joint_lfc(self.fit, estimand, suffix, self.refits if uncertainty == "z+cells+model" else ())
 
     def effects(self, uncertainties: Sequence[str]) -> Iterator[tuple[Estimand, str, Effect]]:
-        """Joint draws by estimand and uncertainty; for pairs of cells only the first uncertainty."""
+        """Joint draws by estimand and uncertainty; a random pair of cells always has the uncertainty of the cells."""
         for estimand in ESTIMANDS.values():
-            for uncertainty in uncertainties[:1] if estimand.pairs else uncertainties:
+            for uncertainty in uncertainties[1:] if estimand.pairs else uncertainties:
                 yield estimand, uncertainty, self.effect(estimand, uncertainty)
 
     def diagnostics(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Steps one and two on one data set and model: held-out evidence, every proposal with equal draws, AIS as printed."""
+"""A fitted model and every proposal for it: held-out evidence, contrasts with equal draws, AIS as printed."""
 
 from __future__ import annotations
 
@@ -9,37 +9,18 @@ from typing import Any
 from vaerdict.core import Proposal
 from vaerdict.de import model as de_model
 from vaerdict.de.effects import CENTRED
-from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict.proposals import Prior
 from vaerdict.samplers import ais
 from vaerdict.training import Fit, refined_evidence
 from vaerdict_paper.experiments.genes_contrasts import MakePosterior, Sides, draw_contrast
-from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, Training, as_counts, fit_model, fit_proposals
+from vaerdict_paper.experiments.genes_fit import PROPOSALS, Problem, as_counts
 from vaerdict_paper.experiments.genes_measure import assessed, measured
 
 TEMPERATURES, CHAINS, LEAPFROG = 500, 100, 5
 """The paper's AIS: 500 temperatures and 100 chains from the prior. Its transitions are not printed; here HMC."""
 
 _ABOUT = {"uncertainty": "z+cells", "prior": "model", "weights": "snis"}
-_AIS_KEYS = ("ais", "ais_se", "iwelbo_refined_ais_cells", "seconds_ais", "gradients_ais")
-
-
-def grid(
-    problem: Problem, name: str, training: Training, *, n_draws: int, khat_draws: int, ais_cells: int
-) -> dict[str, Any]:
-    """Train a model, fit every proposal for it, and measure each; AIS runs on `ais_cells` cells per group (0: none)."""
-    fit = fit_model(problem, name, training)
-    model = as_counts(fit)
-    base = {"model": name, **problem.labels}
-    started = time.perf_counter()
-    fitted = fit_proposals(problem, fit, training)
-    seconds_step_two = time.perf_counter() - started
-    annealed = _annealed(problem, model, fit, base, ais_cells) if ais_cells else []
-    row = {**base, **model_row(problem, fit, khat_draws), "seconds_step_two": seconds_step_two}
-    if annealed:
-        row |= {key: annealed[0][key] for key in _AIS_KEYS}
-    return {"models": [row], "cross": [*_crossed(problem, fit, fitted, base, n_draws, khat_draws), *annealed]}
 
 
 def model_row(problem: Problem, fit: Fit, khat_draws: int) -> dict[str, Any]:
@@ -59,7 +40,7 @@ def model_row(problem: Problem, fit: Fit, khat_draws: int) -> dict[str, Any]:
     }
 
 
-def _crossed(
+def crossed_rows(
     problem: Problem, fit: Fit, fitted: dict[str, Proposal], base: dict[str, Any], n_draws: int, khat_draws: int
 ) -> list[dict[str, Any]]:
     """Every proposal on all cells with equal draws and weights, and the encoders also without weights."""
@@ -81,10 +62,12 @@ def _crossed(
     return [*rows, row("REFINED", partial(de_model.refined, model, x, fit.proposal), **quality)]
 
 
-def _annealed(
-    problem: Problem, model: CountModel, fit: Fit, base: dict[str, Any], ais_cells: int
-) -> list[dict[str, Any]]:
-    """AIS on a few cells per group and, on the same cells with as many draws, the refined proposal."""
+def annealed_rows(problem: Problem, fit: Fit, base: dict[str, Any], ais_cells: int) -> list[dict[str, Any]]:
+    """AIS on few cells per group and, on the same cells with as many draws, the refined proposal.
+
+    The cells are the first of the small contrasts of that size.
+    """
+    model = as_counts(fit)
     sides = Sides.of(problem.data, ais_cells, seed=problem.seed)
     x = problem.counts(sides.cells)
     started = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from vaerdict.core import Proposal, log_mean_exp
 from vaerdict.datasets.genes import CountData
 from vaerdict.de import model as de_model
 from vaerdict.de.effects import CENTRED, Effect, Estimand
-from vaerdict.de.metrics import LEVELS, coverage, fdr_curve, measure
+from vaerdict.de.metrics import LEVELS, coverage, fdr_curve, interval_score, measure
 from vaerdict.models.counts import CountModel
 from vaerdict.noise import seeded
 from vaerdict_paper.experiments.genes_contrasts import Sides, compared
@@ -37,19 +37,31 @@ def measured(effect: Effect, sides: Sides, estimand: Estimand) -> dict[str, Any]
     """The metrics of one set of joint draws."""
     table = compared(effect, delta=DELTA, level=LEVELS[0], interval=INTERVAL)
     truth = true_lfc(sides.data, estimand.name, sides.states)
-    # expression is known up to a factor, so a centred change is relative to that of the median gene
-    target = truth - truth.quantile(0.5) if estimand.centred else truth
-    low, high, mean = table["lfc_low"], table["lfc_high"], table["lfc_mean"]
     return {
         "estimand": estimand.name,
         "delta": DELTA,
-        **measure(table["prob_de"], mean, truth, DELTA),
+        **measure(table["prob_de"], table["lfc_mean"], truth, DELTA),
+        **measured_table(table, truth, centred=estimand.centred),
+        "mcse": table["mcse"].mean().item(),
+    }
+
+
+def measured_table(table: Mapping[str, Tensor], truth: Tensor, *, centred: bool) -> dict[str, float]:
+    """How well estimates and 90 % intervals fit the truth: ``coverage``, ``width``, ``interval_score`` and others.
+
+    Expression is known up to a factor. A centred change is therefore relative to that of the median gene.
+
+    Shapes: ``lfc_low``, ``lfc_high`` and ``lfc_mean`` of the table, and ``truth``, ``(genes,)``.
+    """
+    target = truth - truth.quantile(0.5) if centred else truth
+    low, high, mean = table["lfc_low"], table["lfc_high"], table["lfc_mean"]
+    return {
         "coverage": coverage(low, high, target),
         "coverage_absolute": coverage(low, high, truth),
         "width": (high - low).mean().item(),
+        "interval_score": interval_score(low, high, target, INTERVAL),
         "lfc_rmse": (mean - target).square().mean().sqrt().item(),
         "lfc_slope": ((mean * target).sum() / target.square().sum()).item(),
-        "mcse": table["mcse"].mean().item(),
     }
 
 

@@ -1,10 +1,11 @@
-"""Other tools on the gene experiment's data: the tests of `vaerdict.de.rivals`, and scvi-tools.
+"""Other methods on the gene experiment's data: the tests of `vaerdict.de.rivals`, scvi-tools, and `vaerdict de`.
 
 scvi-tools is asked in its own mode, for the change between two random cells, and for the change of the group means of
-its normalised expression. It gives probabilities that |LFC| >= delta, which have an error as estimates of the FDR; the
-adjusted p-values of the tests are no such estimates. Each rival is scored by the truth of what it estimates: scvi-tools
-and scanpy by changes of proportions, centred group means, DESeq2 and edgeR by changes of expression. The simulators
-change every gene at least a little, so that only tests of a change beyond delta are compared.
+its normalised expression. `vaerdict de` is `vaerdict.differential_expression` of the counts with its defaults, without
+any model. Both give probabilities that |LFC| >= delta, which have an error as estimates of the FDR; the adjusted
+p-values of the tests are no such estimates. Each rival is scored by the truth of what it estimates: scvi-tools and
+scanpy by changes of proportions, centred group means, DESeq2, edgeR and `vaerdict de` by changes of expression. The
+simulators change every gene at least a little, so that only tests of a change beyond delta are compared.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import vaerdict as vd
 from vaerdict.core import SettingError
-from vaerdict.datasets.genes import CountData
+from vaerdict.datasets.genes import appendix
 from vaerdict.de import rivals
 from vaerdict.de.metrics import measure, measure_ranked
 from vaerdict.de.rivals import BEYOND_DELTA, Comparison
 from vaerdict.optional import isolated, require
-from vaerdict_paper.experiments.genes_contrasts import sample_cells
+from vaerdict_paper.experiments.genes_contrasts import Sides
+from vaerdict_paper.experiments.genes_measure import measured_table
 
 CENTRED, PROPORTION = "centred", "proportion"
 """Truths: the change of expression, and that of proportions."""
 
 ON_CELLS = ", cells"
 """Ends the name of a test that takes the cells of donors as its replicates."""
+
+IMPORTANCE, COUNTS = "scvi-importance", "vaerdict de"
 
 LATENT_DRAWS, BOOTSTRAP = 25, 500
 """Draws of the latents, and resamples of the cells, behind the group means of scvi-tools."""
@@ -133,20 +138,25 @@ def _log2_means(model: Any, cells: np.ndarray) -> Tensor:
 
 SCVI: dict[str, tuple[Callable[[ScviContrast], ScviAnswer], str]] = {
     "scvi-uniform": (scvi_mode, PROPORTION),
-    "scvi-importance": (partial(scvi_mode, weights="importance"), PROPORTION),
+    IMPORTANCE: (partial(scvi_mode, weights="importance"), PROPORTION),
     "scvi-means": (scvi_means, PROPORTION),
     "scvi-means-centred": (partial(scvi_means, centred=True), CENTRED),
 }
 """The answers of scvi-tools by their names in tables, and the truth of each."""
 
 TESTS = tuple(name for name, rival in rivals.RIVALS.items() if rival.question == BEYOND_DELTA)
-NAMES = (*SCVI, *TESTS, *(name + ON_CELLS for name in TESTS))
+NAMES = (*SCVI, *TESTS, COUNTS, *(name + ON_CELLS for name in TESTS))
 """All rivals. Tests are of donors where there are any, and of cells where their name says so or there are none."""
 
 
 def packages(names: Sequence[str]) -> list[str]:
     """The packages that rivals need."""
-    return list(dict.fromkeys("scvi" if name in SCVI else rivals.RIVALS[_test(name)].package for name in names))
+    return list(dict.fromkeys(_package(name) for name in names))
+
+
+def _package(name: str) -> str:
+    others = {COUNTS: "anndata", **dict.fromkeys(SCVI, "scvi")}
+    return others[name] if name in others else rivals.RIVALS[_test(name)].package
 
 
 def _test(name: str) -> str:
@@ -160,37 +170,61 @@ def timed_scvi(answer: Callable[[ScviContrast], ScviAnswer], contrast: ScviContr
         return answer(contrast)._replace(seconds=time.perf_counter() - started)
 
 
+# ---------------------------------------------------------------------------------------------------- vaerdict de
+def counts_answer(sides: Sides, delta: float, *, seed: int = 0) -> dict[str, Tensor]:
+    """The table of `vaerdict.differential_expression` with its defaults, and its ``seconds``.
+
+    It sees the cells compared alone. Donors are the samples where there are any. Genes that it does not test have
+    probability and fold change zero, and no interval.
+
+    Shapes: ``prob_de``, ``lfc_mean``, ``lfc_low`` and ``lfc_high`` ``(genes,)``.
+    """
+    pandas, anndata = require("pandas", "bio"), require("anndata", "bio")
+    columns: dict[str, Any] = {"group": np.where(sides.labels.numpy() == 0, "a", "b")}
+    if sides.data.donors is not None:
+        columns["donor"] = [f"donor {i}" for i in sides.data.donors[sides.cells].tolist()]
+    counts = sides.data.counts[sides.cells].numpy()
+    genes = [f"g{i}" for i in range(counts.shape[1])]
+    with isolated(seed):
+        rows = pandas.Index([f"c{i}" for i in range(len(counts))])
+        adata = anndata.AnnData(counts, obs=pandas.DataFrame(columns, rows), var=pandas.DataFrame(index=genes))
+        started = time.perf_counter()
+        table = vd.differential_expression(
+            adata, "group", "a", "b", sample_key="donor" if "donor" in columns else None, delta=delta, seed=seed
+        ).table.set_index("gene")
+        seconds = time.perf_counter() - started
+    absent = {"prob_de": 0.0, "lfc_mean": 0.0}
+    made = {
+        name: torch.as_tensor(table[name].reindex(genes, fill_value=absent.get(name, np.nan)).to_numpy(np.float64))
+        for name in ("prob_de", "lfc_mean", "lfc_low", "lfc_high")
+    }
+    return {**made, "seconds": torch.tensor(seconds)}
+
+
 # ---------------------------------------------------------------------------------------------------- the rows
 def rival_rows(
-    data: CountData,
+    contrasts: Sequence[tuple[int | str, int, Sides]],
     *,
-    group_a: int = 0,
-    group_b: int = 1,
     delta: float = 0.5,
-    names: Sequence[str] = (*SCVI, *TESTS),
+    names: Sequence[str] = (*SCVI, *TESTS, COUNTS),
     seed: int = 0,
-    n_cells: Sequence[int | None] = (None,),
     max_epochs: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Metrics and seconds of rivals, one row per number of cells and rival.
+    """Metrics and seconds of rivals, one row per contrast and rival.
 
-    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. ``estimand`` is the truth
-    that a rival is scored by.
+    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. Its importance mode, which
+    takes minutes, compares all cells alone. ``estimand`` is the truth that a rival is scored by.
 
     Parameters
     ----------
-    data
-        The simulated counts.
-    group_a, group_b
-        The states that are compared.
+    contrasts
+        Contrasts of one data set, as `vaerdict_paper.experiments.genes_contrasts.contrasts` makes them.
     delta
         The threshold of |LFC|.
     names
         The rivals to run, of `NAMES`.
     seed
-        The seed of training and of the choice of cells.
-    n_cells
-        Numbers of cells per group (None: all).
+        The seed of training.
     max_epochs
         Epochs of scvi-tools; its default if None.
     """
@@ -199,22 +233,33 @@ def rival_rows(
         raise SettingError(f"no rival {', '.join(unknown)}; there are {', '.join(NAMES)}.")
     for package in packages(names):  # before anything is trained or timed
         require(package, "rivals", distribution="vaerdict-paper")
+    data = contrasts[0][2].data
     fit = train_scvi(data.counts, seed=seed, max_epochs=max_epochs) if any(name in SCVI for name in names) else None
+    _warm_up(names)
     rows = []
-    for n in n_cells:
-        a, b = (sample_cells(data.labels, group, n, seed=seed) for group in (group_a, group_b))
-        shared = {"proposal": None, "seed": seed, "n_cells": n or "all"}
-        truth = {e: data.lfc(group_a, group_b, proportions=e == PROPORTION).double() for e in (CENTRED, PROPORTION)}
-        tested = _tested(data, a, b, delta, names, seed)
+    for n_cells, _, sides in contrasts:
+        shared = {"proposal": None, "seed": seed, "n_cells": n_cells}
+        truth = {e: data.lfc(*sides.states, proportions=e == PROPORTION).double() for e in (CENTRED, PROPORTION)}
+        tested = _tested(sides, delta, names, seed)
         for name in names:
-            if name in SCVI:
+            if name in SCVI and (name != IMPORTANCE or n_cells == "all"):
                 assert fit is not None
-                made = _scvi_row(name, ScviContrast(fit.model, a, b, delta), truth, seed)
-                made["seconds_train"] = fit.seconds
-            else:
-                made = _test_row(name, tested[name], truth, delta)
-            rows.append({"model": name, **shared, **made})
+                made = _scvi_row(name, ScviContrast(fit.model, sides.a, sides.b, delta), truth, seed)
+                rows.append({"model": name, **shared, **made, "seconds_train": fit.seconds})
+            elif name == COUNTS:
+                rows.append({"model": name, **shared, **_counts_row(sides, truth[CENTRED], delta, seed)})
+            elif name in tested:
+                rows.append({"model": name, **shared, **_test_row(name, tested[name], truth, delta)})
     return rows
+
+
+def _warm_up(names: Sequence[str]) -> None:
+    """Ask every rival that is timed once about few cells: the first call imports and compiles."""
+    tests = [name for name in names if name not in SCVI and name != COUNTS]
+    sides = Sides.of(appendix(0, n_cells=40, n_genes=10), None, seed=0)
+    if COUNTS in names:
+        counts_answer(sides, 0.5)
+    _tested(sides, 0.5, list(dict.fromkeys(map(_test, tests))), 0)
 
 
 def _scvi_row(name: str, contrast: ScviContrast, truth: dict[str, Tensor], seed: int) -> dict[str, Any]:
@@ -224,6 +269,13 @@ def _scvi_row(name: str, contrast: ScviContrast, truth: dict[str, Tensor], seed:
     return {"estimand": estimand, "seconds": answer.seconds, **metrics}
 
 
+def _counts_row(sides: Sides, truth: Tensor, delta: float, seed: int) -> dict[str, Any]:
+    answer = counts_answer(sides, delta, seed=seed)
+    metrics = measure(answer["prob_de"], answer["lfc_mean"], truth, delta)
+    shared = {"estimand": CENTRED, "seconds": answer["seconds"].item(), "seconds_train": 0.0}
+    return {**shared, **metrics, **measured_table(answer, truth, centred=True)}
+
+
 def _test_row(name: str, answer: rivals.RivalAnswer, truth: dict[str, Tensor], delta: float) -> dict[str, Any]:
     estimand = PROPORTION if rivals.RIVALS[_test(name)].package == "scanpy" else CENTRED
     order = answer.ranking()
@@ -231,16 +283,16 @@ def _test_row(name: str, answer: rivals.RivalAnswer, truth: dict[str, Tensor], d
     return {"estimand": estimand, "seconds": answer.seconds, "seconds_train": 0.0, **metrics}
 
 
-def _tested(data: CountData, a: Tensor, b: Tensor, delta: float, names: Sequence[str], seed: int) -> dict[str, Any]:
+def _tested(sides: Sides, delta: float, names: Sequence[str], seed: int) -> dict[str, rivals.RivalAnswer]:
     """The answers of the tests, by donors and by cells."""
-    cells = torch.cat([a, b])
-    first = np.arange(len(cells)) < len(a)
-    donors = None if data.donors is None else data.donors[cells].numpy()
-    answers: dict[str, Any] = {}
+    counts, first = sides.data.counts[sides.cells].numpy(), sides.labels.numpy() == 0
+    donors = None if sides.data.donors is None else sides.data.donors[sides.cells].numpy()
+    tests = [name for name in names if name not in SCVI and name != COUNTS]
+    answers: dict[str, rivals.RivalAnswer] = {}
     for samples, on_cells in ((donors, False), (None, True)):
-        asked = [name for name in names if name not in SCVI and name.endswith(ON_CELLS) == on_cells]
+        asked = [name for name in tests if name.endswith(ON_CELLS) == on_cells]
         if asked:
-            made = Comparison(data.counts[cells].numpy(), first, delta, samples)
+            made = Comparison(counts, first, delta, samples)
             tested = rivals.rival_answers(made, [_test(name) for name in asked], seed=seed)
             answers |= {name: tested[_test(name)] for name in asked}
     return answers
