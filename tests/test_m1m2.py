@@ -156,8 +156,8 @@ def test_an_architecture_sets_the_size_of_every_network(generator):
     assert [tuple(c.get_parameter("weight").shape) for c in q.encoder.convolutions] == [(2, 9), (3, 18)]
     assert widths(q.encoder.head) == [14, 15, 4]
     assert q.encoder.head.layers[0].get_parameter("weight").shape[1] == 3  # 10 to 8, 4, 2 and 1 pixels wide
-    with pytest.raises(SettingError, match="encoder=\\(\\) has no layer"):
-        Architecture(encoder=())
+    with pytest.raises(SettingError, match="auxiliary=\\(\\) has no layer"):
+        Architecture(auxiliary=())
     with pytest.raises(SettingError, match="too small for 2 convolutions without padding"):
         recognition(M1M2(16, C, hidden=sizes, generator=generator), image_shape=(4, 4), generator=generator)
 

@@ -162,7 +162,7 @@ class Architecture:
         for name in ("decoder", "conditional", "channels", "encoder", "classifier", "auxiliary"):
             for size in getattr(self, name):
                 check_count(size, name=name)
-        for name in ("conditional", "encoder", "auxiliary"):
+        for name in ("conditional", "auxiliary"):
             if not getattr(self, name):
                 raise SettingError(f"{name}=() has no layer; give the width of at least one.")
 
