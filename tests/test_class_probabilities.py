@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -106,7 +105,7 @@ def test_class_probabilities_lie_within_their_standard_errors(
     name, smooth, model, qs, x, truth, generator, monkeypatch
 ):
     short = ((loss("elbo", "stl"), 30), (loss("iwelbo", "dreg"), 20))
-    monkeypatch.setattr(module, "refine_elbo", partial(refine_elbo, stages=short))
+    monkeypatch.setattr(module, "STAGES", short)
     make = proposals(model, qs)[name]
     answer = class_posterior(model, x, {name: make}, 6000, generator=generator, smooth=smooth)
     assert (answer.prob.shape, answer.mcse.shape, answer.khat.shape) == ((6, C), (6, C), (6,))
@@ -273,6 +272,32 @@ def test_a_certified_answer_with_too_large_an_error_reaches_the_next_stage(model
     answer = class_posterior(model, x, stages, 1000, generator=generator, tolerance=1e-6)
     assert len(torch.cat(stages["B"].images)) == 6
     assert answer.stage.tolist() == [1] * 6
+
+
+def test_a_stage_may_have_more_draws_than_the_one_before(model, x, generator):
+    prior, spoilt = amortised({}, model), x[:, 0] == 1
+    for counts in ([200, 4000], 4000):
+        answer = class_posterior(
+            model, x, {"A": lambda _: Coarse(model), "B": prior}, counts, generator=generator, tolerance=2.0
+        )
+        assert answer.stage.tolist() == spoilt.long().tolist()
+        assert answer.ess[spoilt].min() > 200
+        assert answer.ess[~spoilt].max() < (200 if counts != 4000 else 4000)
+    with pytest.raises(SettingError, match=r"k=\[200\] has 1 numbers for 2 stages"):
+        class_posterior(model, x, {"A": prior, "B": prior}, [200], generator=generator)
+
+
+def test_longer_refinement_takes_as_many_more_steps(model, qs, x, monkeypatch):
+    taken = []
+
+    def recorded(*args, stages, **settings):
+        taken.append([n for _, n in stages])
+        return refine_elbo(*args, stages=[(objective, 1) for objective, _ in stages], **settings)
+
+    monkeypatch.setattr(module, "refine_elbo", recorded)
+    for longer in (1, 3):
+        refined(model, qs[0], improve=True, longer=longer, generator=seeded(1))(per_class(x, C))
+    assert taken == [[300, 150], [900, 450]]
 
 
 def test_a_single_stage_answers_for_all_observations(model, x, generator):

@@ -15,6 +15,7 @@ from checks import assert_mean
 from vaerdict.core import Model, Proposal, SettingError, ShapeError
 from vaerdict.models import (
     M1M2,
+    Architecture,
     BernoulliLikelihood,
     ClassPrior,
     ClassProposal,
@@ -140,6 +141,34 @@ def test_a_recognition_model_has_convolutions_if_images_have_a_shape():
         make(image_shape=(4, 5))
 
 
+def widths(network: MLP) -> list[int]:
+    return [len(layer.get_parameter("bias")) for layer in network.layers]
+
+
+def test_an_architecture_sets_the_size_of_every_network(generator):
+    sizes = Architecture((11,), (12, 13), (2, 3), False, (14, 15), (7,), (16,))
+    model = M1M2(100, C, d_z=2, d_u=4, hidden=sizes, generator=generator)
+    q = recognition(model, image_shape=(10, 10), generator=generator)
+    assert (widths(model.decoder), widths(model.between.rest)) == ([11, 100], [13, 4])
+    assert (widths(q.classifier), widths(q.auxiliary.rest)) == ([7, C], [8])
+    assert len(q.auxiliary.of_class.bias) == 16
+    assert isinstance(q.encoder, CNN)
+    assert [tuple(c.get_parameter("weight").shape) for c in q.encoder.convolutions] == [(2, 9), (3, 18)]
+    assert widths(q.encoder.head) == [14, 15, 4]
+    assert q.encoder.head.layers[0].get_parameter("weight").shape[1] == 3  # 10 to 8, 4, 2 and 1 pixels wide
+    with pytest.raises(SettingError, match="auxiliary=\\(\\) has no layer"):
+        Architecture(auxiliary=())
+    with pytest.raises(SettingError, match="too small for 2 convolutions without padding"):
+        recognition(M1M2(16, C, hidden=sizes, generator=generator), image_shape=(4, 4), generator=generator)
+
+
+def test_networks_of_equal_widths_are_those_of_one_number():
+    assert Architecture.of([128]) == Architecture()
+    by_width, by_name = (M1M2(P, C, hidden=hidden, generator=seeded(0)) for hidden in ((8,), Architecture.of((8,))))
+    for a, b in zip(by_width.parameters(), by_name.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("name", ["n_pixels", "n_classes", "d_z", "d_u"])
 def test_sizes_must_be_positive_whole_numbers(name, generator):
     sizes = {"n_pixels": 4, "n_classes": 3, "d_z": 2, "d_u": 2} | {name: 0}
@@ -180,6 +209,24 @@ def test_the_joint_density_given_each_class_includes_the_prior_of_classes(genera
         by_hand = model.log_likelihood(x, z) + model.log_prior(z, one_hot, u)
         torch.testing.assert_close(log_joint[:, c], by_hand)
         torch.testing.assert_close(view.prior.log_prob(latent)[:, c], model.log_prior(z, one_hot, u) + math.log(3))
+
+
+def test_particles_with_one_z_for_all_classes_are_decoded_once(generator, monkeypatch):
+    """Whatever the particles share, values and gradients are those of every class on its own."""
+    model, _ = make()
+    view, x, latent = PerClass(model), per_class(images(generator), C), normals(generator, 6, C, N, 4)
+    latent[2:, :, :, :2] = latent[2:, :1, :, :2]
+    decoded, decode = [], model.log_likelihood
+    monkeypatch.setattr(model, "log_likelihood", lambda x, z: decoded.append(z[..., 0].numel()) or decode(x, z))
+    for part, n_decoded in ((latent[:2], 2 * C * N), (latent[2:], 4 * N), (latent, 2 * C * N + 4 * N)):
+        decoded.clear()
+        by_class = [view.prior.log_prob(part)[:, c] + decode(x[0], part[:, c, :, :2]) - math.log(3) for c in range(C)]
+        torch.testing.assert_close(view.log_joint(x, part), torch.stack(by_class, 1))
+        assert sum(decoded) == n_decoded
+    free = latent.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(view.log_joint(x, free)[:, 1].sum(), free)
+    assert gradient[:, 1].abs().amin() > 0
+    assert gradient[:, [0, 2]].abs().amax() == 0
 
 
 def test_observations_per_class_are_a_view(generator):

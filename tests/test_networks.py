@@ -196,18 +196,21 @@ def by_torch(net: CNN, x: Tensor) -> Tensor:
     h = x.reshape(-1, 1, *net.image_shape)
     for layer in net.convolutions:
         weight = layer.get_parameter("weight")
-        h = F.conv2d(h, weight.reshape(len(weight), -1, 3, 3), layer.get_parameter("bias"), padding=1)
+        h = F.conv2d(h, weight.reshape(len(weight), -1, 3, 3), layer.get_parameter("bias"), padding=net.padding)
         h = F.selu(F.max_pool2d(h, 2) if min(h.shape[-2:]) > 1 else h)
     return net.head(h.flatten(1))
 
 
-def cnns(image_shape: tuple[int, int], n: int = 3) -> list[CNN]:
-    return [CNN(image_shape, 4, (3, 5, 2), (6,), generator=seeded(s)).double() for s in range(n)]
+def cnns(image_shape: tuple[int, int], n: int = 3, padded: bool = True) -> list[CNN]:
+    return [CNN(image_shape, 4, (3, 5, 2), (6,), padded=padded, generator=seeded(s)).double() for s in range(n)]
 
 
-@pytest.mark.parametrize("image_shape", [(8, 8), (7, 9), (5, 4), (3, 2), (1, 6)])
-def test_convolutions_agree_with_torch_on_images_of_any_size(image_shape, generator):
-    (net,) = cnns(image_shape, 1)
+@pytest.mark.parametrize(
+    ("image_shape", "padded"),
+    [((8, 8), True), ((7, 9), True), ((5, 4), True), ((3, 2), True), ((1, 6), True), ((28, 22), False)],
+)
+def test_convolutions_agree_with_torch_on_images_of_any_size(image_shape, padded, generator):
+    (net,) = cnns(image_shape, 1, padded)
     x = torch.randn(6, image_shape[0] * image_shape[1], generator=generator, dtype=torch.double)
     torch.testing.assert_close(net(x), by_torch(net, x), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(net(x.reshape(2, 3, -1)), net(x).reshape(2, 3, -1), rtol=1e-10, atol=1e-12)

@@ -196,11 +196,14 @@ def by_hand(stack: SemiStack, x: Tensor, y: Tensor, bound: Callable[[Tensor, Ten
         labelled = log_z[:, n:] + u_terms(z[:, n:], eye[y], normals(k, nl, 2))
     equal_mass = torch.full_like(labelled, -math.log(k))
     cross_entropy = -log_c[:, n:].gather(-1, y.expand(k, nl)[..., None]).mean()
-    return -unlabelled.mean() - bound(labelled, equal_mass).mean() + s.classification * cross_entropy
+    of_labelled = (nl / stack.data.rows.shape[1]) if s.labelled_bound is None else s.labelled_bound
+    bounds = unlabelled.mean() + of_labelled * bound(labelled, equal_mass).mean()
+    return s.classification * cross_entropy - bounds
 
 
+@pytest.mark.parametrize("labelled_bound", [1.0, 0.2, None])
 @pytest.mark.parametrize("relaxed", [True, False])
-def test_losses_agree_with_the_formulas(relaxed):
+def test_losses_agree_with_the_formulas(relaxed, labelled_bound):
     bounds = {
         "VAE": lambda log_w, log_mass: (log_mass.exp() * log_w).sum(0),
         "IWAE": lambda log_w, log_mass: (log_mass.exp() * log_w.exp()).sum(0).log(),
@@ -208,7 +211,10 @@ def test_losses_agree_with_the_formulas(relaxed):
     x, labelled, y = striped_images()
     x = torch.cat([x[:10], x[labelled]])
     for name, bound in bounds.items():
-        one = stack_of([member(name)], replace(SETTINGS, dropout=0.0, relaxed=relaxed, n_particles=4))
+        one = stack_of(
+            [member(name)],
+            replace(SETTINGS, dropout=0.0, relaxed=relaxed, n_particles=4, labelled_bound=labelled_bound),
+        )
         expected = by_hand(one, x, y, bound)
         torch.testing.assert_close(one.losses(x[None], y[None])[0], expected)
 
@@ -503,7 +509,8 @@ def test_members_need_one_data_set_each_of_one_size():
         ({"epochs": 1.5}, "epochs=1.5 must be a whole number"),
         ({"lr": 0.0}, "lr=0.0 and temperature=0.5 must be positive"),
         ({"temperature": -1.0}, "temperature=-1.0 must be positive"),
-        ({"classification": -1.0}, "classification=-1.0 not negative"),
+        ({"classification": -1.0}, "classification=-1.0 and labelled_bound=1.0 not negative"),
+        ({"labelled_bound": -1.0}, "labelled_bound=-1.0 not negative"),
         ({"dropout": 1.0}, r"dropout=1.0 must lie in \[0, 1\)"),
         ({"cooling": 1.5}, r"cooling=1.5 in \[0, 1\]"),
         ({"shifts": 2}, "shifts=2 moves images; give their image_shape too"),

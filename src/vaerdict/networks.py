@@ -209,7 +209,8 @@ class Joint(nn.Module):
 class CNN(nn.Module):
     """3 x 3 convolutions with 2 x 2 max-pooling on one-channel images, then an `MLP`; can be stacked.
 
-    Images that have become too small are not pooled further. `hidden` are the hidden layers of the `MLP`.
+    Images that have become too small are not pooled further. `hidden` are the hidden layers of the `MLP`. Without
+    padding every convolution takes a pixel from each side.
     """
 
     stackable = True
@@ -221,15 +222,21 @@ class CNN(nn.Module):
         channels: Sequence[int] = (16, 32, 32),
         hidden: Sequence[int] = (128,),
         *,
+        padded: bool = True,
         generator: torch.Generator,
         activation: Activation = F.selu,
     ) -> None:
         super().__init__()
-        self.image_shape, self.activation = tuple(image_shape), activation
+        self.image_shape, self.activation, self.padding = tuple(image_shape), activation, int(padded)
         sizes = [1, *channels]
         self.convolutions = nn.ModuleList(Linear(9 * a, b, generator=generator) for a, b in itertools.pairwise(sizes))
         height, width = image_shape
         for _ in channels:
+            height, width = height - 2 + 2 * self.padding, width - 2 + 2 * self.padding
+            if min(height, width) < 1:
+                raise SettingError(
+                    f"images of {image_shape} are too small for {len(channels)} convolutions without padding; pad them."
+                )
             height, width = (height // 2, width // 2) if min(height, width) > 1 else (height, width)
         self.head = MLP(sizes[-1] * height * width, n_out, hidden, generator=generator, activation=activation)
 
@@ -244,14 +251,14 @@ class CNN(nn.Module):
         maps = x.movedim(-3, -2) if self.head.stacked else x
         h = maps.reshape(-1, members, *self.image_shape)
         for layer in self.convolutions:
-            h = self.activation(_pooled(_convolved(h, layer, members)))
+            h = self.activation(_pooled(_convolved(h, layer, members, self.padding)))
         flat = h.reshape(*maps.shape[:-1], -1)
         return self.head(flat.movedim(-2, -3) if self.head.stacked else flat, drop)
 
 
-def _convolved(h: Tensor, layer: nn.Module, groups: int) -> Tensor:
+def _convolved(h: Tensor, layer: nn.Module, groups: int, padding: int) -> Tensor:
     weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
-    return F.conv2d(h, weight.reshape(-1, weight.shape[-1] // 9, 3, 3), bias.flatten(), padding=1, groups=groups)
+    return F.conv2d(h, weight.reshape(-1, weight.shape[-1] // 9, 3, 3), bias.flatten(), padding=padding, groups=groups)
 
 
 def _pooled(h: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from vaerdict.inference.assess import assess
 from vaerdict.models.m1m2 import M1M2, ClassPrior, ClassProposal, PerClass, Recognition, per_class
 from vaerdict.noise import Randomness
 from vaerdict.proposals import Mixture
-from vaerdict.refinement import refine, refine_elbo
+from vaerdict.refinement import STAGES, refine, refine_elbo
 
 _CHUNK = {"cpu": 2**24, "cuda": 2**30}  # particles times classes times features evaluated at a time
 _REFINEMENT_BYTES = {"cpu": 2**30, "cuda": 2**34}
@@ -109,12 +109,13 @@ def amortised(recognitions: Mapping[str, Recognition], model: M1M2 | None = None
     return lambda x: Mixture(components)
 
 
-def refined(model: M1M2, start: Recognition, *, improve: bool, generator: Randomness) -> MakeProposal:
+def refined(model: M1M2, start: Recognition, *, improve: bool, longer: int = 1, generator: Randomness) -> MakeProposal:
     """A full-rank proposal over (z, u) per observation and class, mixed with a small share of the prior.
 
     It has the mode and curvature found from the location of the recognition model (`vaerdict.refinement.refine`). With
-    `improve` it is improved by gradient steps on the bound (`refine_elbo`).
+    `improve` it is improved by gradient steps on the bound (`refine_elbo`), `longer` times as many as usual.
     """
+    steps = [(objective, longer * n_steps) for objective, n_steps in STAGES]
     class_model = PerClass(model)
 
     def make(x: Tensor) -> Mixture:
@@ -124,7 +125,9 @@ def refined(model: M1M2, start: Recognition, *, improve: bool, generator: Random
         inflate = 1.0 if improve else 1.1
         local: Elliptical = refine(class_model, x, loc, axis=1, inflate=inflate, max_bytes=max_bytes).distribution
         if improve:
-            improved = refine_elbo(class_model, x, local, axis=1, generator=generator, max_bytes=max_bytes)
+            improved = refine_elbo(
+                class_model, x, local, axis=1, generator=generator, stages=steps, max_bytes=max_bytes
+            )
             local = improved.distribution
         shares = {"REFINED": 1 - _PRIOR_SHARE, "PRIOR": _PRIOR_SHARE}
         return Mixture({"REFINED": local, "PRIOR": ClassPrior(model)}, shares)
@@ -145,7 +148,7 @@ def class_posterior(
     model: M1M2,
     x: Tensor,
     stages: Mapping[str, MakeProposal],
-    k: int = 200,
+    k: int | Sequence[int] = 200,
     *,
     generator: Randomness,
     tolerance: float = 0.04,
@@ -166,7 +169,7 @@ def class_posterior(
     stages
         Functions that make proposals, by name and in rising order of cost (see `amortised` and `refined`).
     k
-        Number of particles per observation and class.
+        Number of particles per observation and class, one for all stages or one for each.
     generator
         Source of randomness.
     tolerance
@@ -193,12 +196,15 @@ def class_posterior(
     """
     if not stages:
         raise SettingError("stages= is empty; give at least one function that makes a proposal.")
+    counts = [k] * len(stages) if isinstance(k, int) else list(k)
+    if len(counts) != len(stages):
+        raise SettingError(f"k={counts} has {len(counts)} numbers for {len(stages)} stages; give one for each.")
     answers: ClassPosterior | None = None
     remaining = torch.arange(len(x), device=x.device)
-    for number, (name, make) in enumerate(stages.items()):
+    for number, ((name, make), n_draws) in enumerate(zip(stages.items(), counts, strict=True)):
         chunks: list[ClassPosterior] = []
-        for rows in x[remaining].split(chunk_size(x, k, model.n_classes)):
-            log_w = class_weights(model, rows, make, k, generator=generator)
+        for rows in x[remaining].split(chunk_size(x, n_draws, model.n_classes)):
+            log_w = class_weights(model, rows, make, n_draws, generator=generator)
             chunks.append(ClassPosterior.from_weights(log_w, smooth=smooth))
             progress(min(len(remaining), len(chunks) * len(chunks[0].ess)), len(remaining), f"p(c | x) by {name}")
         answer = ClassPosterior.concatenated(chunks)

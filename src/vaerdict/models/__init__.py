@@ -4,6 +4,7 @@ from vaerdict.models.counts import CountModel
 from vaerdict.models.enumerated import Enumerated, discrete_latents
 from vaerdict.models.m1m2 import (
     M1M2,
+    Architecture,
     BernoulliLikelihood,
     ClassPrior,
     ClassProposal,
@@ -20,6 +21,7 @@ from vaerdict.models.vae import Autoencoder, from_vae
 __all__ = [
     "M1M2",
     "PPCA",
+    "Architecture",
     "Autoencoder",
     "BernoulliLikelihood",
     "ClassPrior",

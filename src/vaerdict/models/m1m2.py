@@ -128,6 +128,53 @@ def _elliptical(out: Tensor, df: Tensor | None = None) -> Elliptical:
     return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + _SCALE_FLOOR), df)
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of the networks of an `M1M2` model and of its recognition model.
+
+    Parameters
+    ----------
+    decoder, conditional
+        Hidden layers of p(x | z) and of p(z | c, u).
+    channels, padded
+        The encoder's 3 x 3 convolutions of images, each followed by pooling, and whether they are padded.
+    encoder
+        Hidden layers of q(z | x), for images behind the convolutions. A perceptron repeats the last.
+    classifier, auxiliary
+        Hidden layers of q(c | z) and of q(u | z, c).
+
+    Examples
+    --------
+    >>> large = Architecture(decoder=(784,), channels=(32, 64, 128))
+    >>> large.encoder, Architecture.of((8,)).decoder
+    ((128,), (8,))
+    """
+
+    decoder: tuple[int, ...] = (128,)
+    conditional: tuple[int, ...] = (128,)
+    channels: tuple[int, ...] = (16, 32, 32)
+    padded: bool = True
+    encoder: tuple[int, ...] = (128,)
+    classifier: tuple[int, ...] = (128,)
+    auxiliary: tuple[int, ...] = (128,)
+
+    def __post_init__(self) -> None:
+        for name in ("decoder", "conditional", "channels", "encoder", "classifier", "auxiliary"):
+            for size in getattr(self, name):
+                check_count(size, name=name)
+        for name in ("conditional", "auxiliary"):
+            if not getattr(self, name):
+                raise SettingError(f"{name}=() has no layer; give the width of at least one.")
+
+    @classmethod
+    def of(cls, hidden: Sequence[int] | Architecture) -> Architecture:
+        """The architecture itself, or one whose networks all have the same hidden layers."""
+        if isinstance(hidden, Architecture):
+            return hidden
+        same = tuple(hidden)
+        return cls(decoder=same, conditional=same, encoder=same, classifier=same, auxiliary=same)
+
+
 class M1M2(nn.Module):
     """The generative model, with equal prior probabilities of all classes; can be stacked.
 
@@ -142,7 +189,7 @@ class M1M2(nn.Module):
     d_z, d_u
         The number of latents z and u.
     hidden
-        Widths of the hidden layers of both networks.
+        Widths of the hidden layers of every network, or an `Architecture` that gives those of each.
     likelihood
         The distribution of pixels, by default `BernoulliLikelihood`.
     n_batches
@@ -174,7 +221,7 @@ class M1M2(nn.Module):
         *,
         d_z: int = 10,
         d_u: int = 10,
-        hidden: Sequence[int] = (128,),
+        hidden: Sequence[int] | Architecture = (128,),
         likelihood: PixelLikelihood | None = None,
         n_batches: int = 0,
         generator: torch.Generator,
@@ -184,8 +231,9 @@ class M1M2(nn.Module):
         self.d_z, self.d_u = check_count(d_z, name="d_z"), check_count(d_u, name="d_u")
         self.likelihood: PixelLikelihood = likelihood or BernoulliLikelihood()
         self.n_batches, n_out = n_batches, self.likelihood.n_outputs(n_pixels)
-        self.decoder = MLP(d_z + n_batches, n_out, hidden, generator=generator, activation=F.selu)
-        self.between = Joint(n_classes, d_u, 2 * d_z, hidden, generator=generator)
+        self.architecture = sizes = Architecture.of(hidden)
+        self.decoder = MLP(d_z + n_batches, n_out, sizes.decoder, generator=generator, activation=F.selu)
+        self.between = Joint(n_classes, d_u, 2 * d_z, sizes.conditional, generator=generator)
         self.log_dispersion = nn.Parameter(torch.zeros(n_pixels)) if self.likelihood.counts else None
 
     @torch.no_grad()
@@ -245,8 +293,8 @@ class Recognition(nn.Module):
         The number of classes.
     d_z, d_u
         The number of latents z and u.
-    hidden
-        Widths of the hidden layers of q(c | z) and q(u | z, c).
+    architecture
+        The hidden layers of q(c | z) and q(u | z, c).
     df
         Degrees of freedom of q(z | x), a Student-t; None for a normal.
     generator
@@ -262,16 +310,17 @@ class Recognition(nn.Module):
         *,
         d_z: int = 10,
         d_u: int = 10,
-        hidden: Sequence[int] = (128,),
+        architecture: Architecture | None = None,
         df: float | None = None,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
+        sizes = architecture or Architecture()
         self.stackable = stackable(encoder)
         self.n_classes, self.d_z, self.d_u = n_classes, d_z, d_u
         self.encoder = encoder
-        self.classifier = MLP(d_z, n_classes, hidden, generator=generator, activation=F.selu)
-        self.auxiliary = Joint(n_classes, d_z, 2 * d_u, hidden, generator=generator)
+        self.classifier = MLP(d_z, n_classes, sizes.classifier, generator=generator, activation=F.selu)
+        self.auxiliary = Joint(n_classes, d_z, 2 * d_u, sizes.auxiliary, generator=generator)
         self.register_buffer("df", None if df is None else torch.tensor(float(df)))
 
     def z_given(self, x: Tensor, dropout: Activation = no_dropout) -> Elliptical:
@@ -306,7 +355,7 @@ def recognition(
     model: M1M2,
     *,
     image_shape: tuple[int, int] | None = None,
-    hidden: Sequence[int] = (128,),
+    hidden: Sequence[int] | Architecture | None = None,
     df: float | None = None,
     generator: torch.Generator,
 ) -> Recognition:
@@ -319,7 +368,7 @@ def recognition(
     image_shape
         Height and width of the images for a convolutional encoder; None for a perceptron with two hidden layers.
     hidden
-        Widths of hidden layers.
+        Widths of the hidden layers of every network, or an `Architecture`; by default that of the model.
     df
         Degrees of freedom of q(z | x), a Student-t; None for a normal.
     generator
@@ -329,20 +378,22 @@ def recognition(
     --------
     >>> import torch, vaerdict as vd
     >>> model = M1M2(16, 3, d_z=2, d_u=2, hidden=(8,), generator=vd.seeded(0))
-    >>> q = recognition(model, image_shape=(4, 4), hidden=(8,), generator=vd.seeded(1))
+    >>> q = recognition(model, image_shape=(4, 4), generator=vd.seeded(1))
     >>> q.log_class(q.z_given(torch.zeros(5, 16)).loc).shape
     torch.Size([5, 3])
     """
     n_in, n_out = model.n_pixels + model.n_batches, 2 * model.d_z
+    sizes = model.architecture if hidden is None else Architecture.of(hidden)
     if image_shape is None:
-        encoder: nn.Module = MLP(n_in, n_out, (*hidden, *hidden[-1:]), generator=generator, activation=F.selu)
+        layers = (*sizes.encoder, *sizes.encoder[-1:])
+        encoder: nn.Module = MLP(n_in, n_out, layers, generator=generator, activation=F.selu)
         encoder = CountEncoder(encoder, model.n_pixels) if model.likelihood.counts else encoder
     elif math.prod(image_shape) != n_in:
         raise SettingError(f"image_shape={image_shape} does not hold the model's {n_in} pixels.")
     else:
-        encoder = CNN(image_shape, n_out, hidden=hidden, generator=generator)
+        encoder = CNN(image_shape, n_out, sizes.channels, sizes.encoder, padded=sizes.padded, generator=generator)
     return Recognition(
-        encoder, model.n_classes, d_z=model.d_z, d_u=model.d_u, hidden=hidden, df=df, generator=generator
+        encoder, model.n_classes, d_z=model.d_z, d_u=model.d_u, architecture=sizes, df=df, generator=generator
     )
 
 
@@ -365,8 +416,27 @@ class PerClass:
 
     def log_joint(self, x: Tensor, latent: Tensor) -> Tensor:
         """Log p(x, z, u, c). Shapes: ``(classes, n, p), (K, classes, n, d) -> (K, classes, n)``."""
-        log_p_c = math.log(self.model.n_classes)
-        return self.model.log_likelihood(x, latent[..., : self.model.d_z]) + self.prior.log_prob(latent) - log_p_c
+        log_prior = self.prior.log_prob(latent) - math.log(self.model.n_classes)
+        return log_prior + self._log_likelihood(x, latent)
+
+    def _log_likelihood(self, x: Tensor, latent: Tensor) -> Tensor:
+        """Log p(x | z), computed once for particles whose z is the same for all classes, as a `ClassProposal` draws.
+
+        Where latents carry gradient, that of each class is its own.
+        """
+        z = latent[..., : self.model.d_z]
+        if z.requires_grad:
+            return self.model.log_likelihood(x, z)
+        common = (z == z[:, :1]).flatten(1).all(1)
+        if not bool(common.any()):
+            return self.model.log_likelihood(x, z)
+        shared = self.model.log_likelihood(x[0], z[common, 0]).unsqueeze(1)
+        if bool(common.all()):
+            return shared.expand(z.shape[:-1])
+        out = shared.new_empty(z.shape[:-1])
+        out[common] = shared.expand(-1, z.shape[1], -1)
+        out[~common] = self.model.log_likelihood(x, z[~common])
+        return out
 
 
 def per_class(x: Tensor, n_classes: int) -> Tensor:

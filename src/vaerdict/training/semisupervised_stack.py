@@ -126,6 +126,10 @@ class SemiSettings:
         The learning rate.
     cooling
         The last fraction of the epochs, over which the learning rate falls to zero along a half cosine.
+    labelled_bound
+        The weight of the mean bound of labelled images beside that of all images. With 1 a few labelled images count as
+        much as all others. None is their share of the images, so that every image counts the same, as in the sum over
+        images of Kingma et al. (2014).
     classification
         The weight of the cross-entropy of labelled images.
     dropout
@@ -147,6 +151,7 @@ class SemiSettings:
     labelled_batch: int = 128
     lr: float = 1e-3
     cooling: float = 0.0
+    labelled_bound: float | None = 1.0
     classification: float = 50.0
     dropout: float = 0.1
     relaxed: bool = True
@@ -157,10 +162,10 @@ class SemiSettings:
     def __post_init__(self) -> None:
         for name in ("n_particles", "epochs", "batch_size", "labelled_batch"):
             check_count(getattr(self, name), name=name)
-        if not (self.lr > 0 and self.temperature > 0 and self.classification >= 0):
+        if not (self.lr > 0 and self.temperature > 0 and self.classification >= 0 and (self.labelled_bound or 0) >= 0):
             raise SettingError(
                 f"lr={self.lr} and temperature={self.temperature} must be positive, classification="
-                f"{self.classification} not negative."
+                f"{self.classification} and labelled_bound={self.labelled_bound} not negative."
             )
         if not (0 <= self.dropout < 1 and 0 <= self.cooling <= 1):
             raise SettingError(f"dropout={self.dropout} must lie in [0, 1), cooling={self.cooling} in [0, 1].")
@@ -232,6 +237,8 @@ class SemiStack:
         self.source = Iid(tuple(self.generators))
         self.dropout = Dropout(settings.dropout, tuple(self.generators))
         self._groups = LossGroups.of([m.recipe for m in members], device)
+        share = data.labels.shape[1] / data.rows.shape[1]
+        self.labelled_bound = share if settings.labelled_bound is None else settings.labelled_bound
         self.n_labelled = -(-min(settings.labelled_batch, data.labels.shape[1]) // self.group.size)
 
     def shuffled(self) -> Tensor:
@@ -283,7 +290,8 @@ class SemiStack:
             labelled = self._particles(z[:, :, n:], one_hot, log_p[:, :, n:], log_q[:, :, n:])
         predicted = log_class[:, :, n:] if self.pathwise else self.recognition.log_class(path[:, :, n:])
         cross_entropy = -(predicted * one_hot).sum(-1).mean((0, 2))
-        return self._bound(unlabelled) + self._bound(labelled) + self.settings.classification * cross_entropy
+        bound = self._bound(unlabelled) + self.labelled_bound * self._bound(labelled)
+        return bound + self.settings.classification * cross_entropy
 
     def _particles(self, z: Tensor, c: Tensor, log_p: Tensor, log_q: Tensor) -> SemiParticles:
         """Particles with a u drawn for their z and c, each of mass 1/K. Shapes: ``z (..., K, members, n, d_z)``."""
