@@ -102,11 +102,11 @@ def _against_scvi(
     rows: Any = sparse.csr_matrix(x.numpy()) if as_sparse else x
     with _quiet():
         peer = _scvi(rows, name)
-        if peer is None:
-            log.warning("scvi-tools is not installed (`pip install vaerdict[rivals]`): its rows are left out")
-            return None
-        with global_state_from(seeded(0)):
-            seconds = _per_epoch({"ours": _ours(rows, likelihood, VAE, 1, start=x), "peer": peer}, repeats)
+    if peer is None:
+        log.warning("scvi-tools is not installed (`pip install vaerdict[rivals]`): its rows are left out")
+        return None
+    with _quiet(), global_state_from(seeded(0)):
+        seconds = _per_epoch({"ours": _ours(rows, likelihood, VAE, 1, start=x), "peer": peer}, repeats)
     stored = "sparse" if as_sparse else "dense"
     case = f"epoch of the ELBO, {name.upper()}, {len(x):,} x {x.shape[1]:,} counts, {stored} in memory"
     networks = "its networks have batch normalisation and dropout"
