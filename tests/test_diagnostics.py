@@ -436,6 +436,6 @@ def test_devices_agree() -> None:
 
 def test_benchmark_runs_and_agrees() -> None:
     pytest.importorskip("arviz")
-    rows = benchmark.run(quick=True)
+    rows = list(benchmark.run(quick=True))
     assert {"case", "ours_s", "peer", "peer_s", "ratio", "max_khat_difference"} <= rows[0].keys()
     assert all(row["max_khat_difference"] < 1e-3 for row in rows)

@@ -192,7 +192,8 @@ def test_a_benchmark_that_is_finished_is_shown_and_measured_again_by_force(comma
 
     def run(*, quick: bool, progress: object) -> Any:
         measured.append(1.0)
-        yield {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
+        times = {"ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
+        yield {"kind": "ablation", "case": "grid", "differs": "stacking", **times}
         if len(measured) == 1:
             raise KeyboardInterrupt
 

@@ -13,8 +13,17 @@ from vaerdict.core import DataError, SettingError
 from vaerdict.report import load, markdown, render
 from vaerdict.report.tables import ABSENT, Table
 from vaerdict_paper import benchmarks
-from vaerdict_paper.benchmarks import gpu, roofline, scaling
-from vaerdict_paper.benchmarks.timing import median_seconds, one_thread, watched
+from vaerdict_paper.benchmarks import de, gpu, roofline, scaling
+from vaerdict_paper.benchmarks.timing import (
+    ABLATION,
+    LIKE,
+    OTHER,
+    comparison,
+    interleaved,
+    median_seconds,
+    one_thread,
+    watched,
+)
 from vaerdict_paper.pages import bench as report
 
 CPU = torch.device("cpu")
@@ -175,24 +184,156 @@ def _result(name: str, rows: list[dict], **more: object) -> dict:
     return {"benchmark": name, "hardware": HARDWARE, "versions": versions, "rows": rows, **more}
 
 
+def _compared(kind: str, peer: str, differs: str | None = None, ratio: float = 5.0) -> dict:
+    times = {"ours_s": 2.0, "peer": peer, "peer_s": 2.0 * ratio, "ratio": ratio}
+    spread = {"ratio_low": ratio - 1, "ratio_high": ratio + 1, "repeats": 3}
+    return {"kind": kind, "case": "grid", "differs": differs, **times, **spread}
+
+
 def _de_rows() -> list[dict]:
-    peer = {"method": "scvi-importance", "estimand": "pair", "lfc_draws": 5000, "cpu_s": 16.0, "ratio": 1.0}
-    ours = {"method": "refined", "estimand": "centred", "lfc_draws": 25, "cpu_s": 0.5, "ratio": 32.0}
-    return [peer, ours]
+    shared = {"fdr_mae": 1.0, "fdp": 0.0, "tpr": 0.5, "auprc": 0.9, "khat": 0.4, "ess_share": 0.2, "n_latents": 50}
+    asked = [
+        ("scvi-tools, default", de.PAIRS, 0.05, 5000),
+        ("scvi-tools, importance", de.PAIRS, 16.0, 5000),
+        (de.MODEL_STAGE, de.PAIRS, 0.5, 100),
+        (de.COUNTS, de.CENTRED_MEANS, 0.1, None),
+    ]
+    return [
+        {"method": m, "between": between, "latents": "some", "cpu_s": s, "lfc_draws": draws, **shared}
+        for m, between, s, draws in asked
+    ]
 
 
-def test_all_ratios_are_in_one_table_with_machine_and_versions():
-    timed = {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
-    smc = {"case": "pPCA", "method": "SMC", "start": "prior", "seconds": 0.5, "seconds_ratio": 4.0}
-    samplers = _result("samplers", [smc, {**smc, "method": "AIS"}])
-    table = report.document([_result("de", _de_rows()), _result("ppca", [timed]), samplers]).sections[0].blocks[0]
+def _sampler_rows() -> list[dict]:
+    costs = {
+        ("AIS-500", "linear", "prior"): (1000.0, 10.0),
+        ("AIS-500", "sigmoid", "prior"): (500.0, 5.0),
+        ("AIS-100", "sigmoid", "prior"): (250.0, 2.0),
+        ("AIS-100", "sigmoid", "encoder"): (50.0, 0.5),
+        ("SMC", "adaptive", "prior"): (100.0, 0.2),
+        ("SMC", "adaptive", "encoder"): (25.0, 0.05),
+    }
+    shared = {"case": "pPCA", "se_empirical": 0.05, "bias": 0.0, "bias_se": 0.01}
+    return [
+        {**shared, "method": m, "schedule": schedule, "start": start, "gradients": g, "seconds": s}
+        for (m, schedule, start), (g, s) in costs.items()
+    ]
+
+
+def _scale_rows() -> list[dict]:
+    at = {"cells": 1000, "genes": 20, "question": "any change", "stopped": None}
+    return [
+        {**at, "method": "vaerdict de", "cpu_s": 2.0, "peak_gb": 1.0, "wall_s": 2.5, "n_called": 7},
+        {**at, "method": "vaerdict de --prior none", "cpu_s": 0.5, "peak_gb": 1.0, "wall_s": 0.5, "n_called": 7},
+        {**at, "method": "scanpy Wilcoxon", "cpu_s": 3.0, "reading_s": 0.5, "peak_gb": 2.0, "n_called": 12},
+        {**at, "method": "edgepython QL", "stopped": "did not finish in 120 CPU s"},
+    ]
+
+
+def test_peers_peers_that_do_something_else_and_ablations_have_tables_of_their_own():
+    rows = [_compared(LIKE, "the same"), _compared(OTHER, "another", "skips a step"), _compared(ABLATION, "loop", "it")]
+    results = [_result("ppca", rows), _result("samplers", _sampler_rows()), _result("de", _de_rows())]
+    results.append(_result("de-scale", _scale_rows()))
+    like, other, ablation = report.document(results, part="ratios").sections[0].blocks
+    assert isinstance(like, Table)
+    assert isinstance(other, Table)
+    assert isinstance(ablation, Table)
+    assert [row["peer"] for row in like.rows] == ["the same", "scvi-tools, importance"]
+    assert [row["ratio"] for row in like.rows] == [5.0, 32.0]
+    assert like.rows[0]["range"] == "4.00 to 6.00"
+    peers = {row["peer"]: row for row in other.rows}
+    assert set(peers) == {"another", "scvi-tools, default", "scanpy Wilcoxon"}
+    assert peers["scvi-tools, default"]["differs"]
+    assert peers["scanpy Wilcoxon"]["ratio"] == 1.5
+    assert {"loop", "vaerdict de --prior none"} < {row["peer"] for row in ablation.rows}
+    assert not {"like for like", "peer"} & {row["kind"] for row in ablation.rows}
+    shown = markdown(report.document(results, part="ratios"))
+    assert "our own code with one thing changed" in shown
+    assert "| skips a step |" in shown
+
+
+def test_a_default_of_a_peer_that_is_faster_than_ours_is_shown():
+    (section,) = report.document([_result("de", _de_rows())], part="ratios").sections
+    row = next(row for row in section.blocks[1].rows if row["case"].startswith("model stage"))
+    assert row["peer"] == "scvi-tools, default"
+    assert row["ratio"] == pytest.approx(0.1)
+
+
+def test_samplers_are_compared_with_one_change_at_a_time():
+    table = report.document([_result("samplers", _sampler_rows())], part="samplers").sections[0].blocks[1]
     assert isinstance(table, Table)
-    ratios = [(row["benchmark"], row["ratio"], row["ours_s"], row["peer_s"]) for row in table.rows]
-    assert ratios == [("ppca", 5.0, 2.0, 10.0), ("samplers", 4.0, 0.5, 2.0), ("de", 32.0, 0.5, 16.0)]
-    assert all(row["versions"] == "torch 2.13, scvi 1.4.2" for row in table.rows)
-    assert "2 threads of 4 CPU cores" in table.rows[0]["machine"]
-    assert "renown" in table.rows[1]["machine"]
-    assert "renown" not in table.rows[0]["machine"]  # it does not use one
+    ratios = {row["change"]: (row["gradients_ratio"], row["seconds_ratio"]) for row in table.rows}
+    assert ratios == {
+        "schedule of AIS": (2.0, 2.0),
+        "number of temperatures": (2.0, 2.5),
+        "sampler, from the prior": (2.5, 10.0),  # 200 in seconds with start, schedule and temperatures changed too
+        "sampler, from the encoder": (2.0, 10.0),
+        "start of AIS": (5.0, 4.0),
+        "start of SMC": (4.0, 4.0),
+    }
+    for row in table.rows:
+        before, after = (row[side].split(", ") for side in ("before", "after"))
+        changed = sum(a != b for a, b in zip(before, after, strict=True))
+        assert changed == (2 if "sampler" in row["change"] else 1)  # a sampler brings its schedule
+
+
+def test_a_method_without_an_answer_says_why():
+    result = _result("de-scale", _scale_rows())
+    assert "did not finish in 120 CPU s" in markdown(report.document([result], part="de-scale"))
+    sentences = report.document([result], part="de-scale").summary
+    assert "1,000 cells of 20 genes, vaerdict de: 2 CPU s, at most 1.0 GiB." in sentences
+    assert "1,000 cells of 20 genes, edgepython QL: did not finish in 120 CPU s." in sentences
+
+
+def test_stages_show_what_an_evaluation_is_worth():
+    row = {"model": "counts", "stage": "SMC", "ess_share": 0.5, "draws": 1024, "evaluations": 2048.0, "seconds": 2.0}
+    shown = markdown(report.document([_result("escalation", [{**row, "observations": 10}])], part="escalation"))
+    assert "| 2048 | 250 | 2.00 | 2560 |" in shown
+
+
+def test_tables_name_machine_versions_commit_and_date():
+    known = {"commit": {"sha": "abcdef0123", "dirty": True}, "measured": "2026-01-02"}
+    result = _result("ppca", [_compared(ABLATION, "eager", "stacking")], **known)
+    (table,) = report.document([result], part="ppca").sections[0].blocks
+    assert isinstance(table, Table)
+    assert "2 threads of 4 CPU cores, torch 2.13, commit abcdef0 with changes, 2026-01-02" in table.caption
+    assert "renown" not in table.caption  # it uses no GPU
+    samplers = report.document([_result("samplers", _sampler_rows())], part="samplers").sections[0].blocks[0]
+    assert "renown" in samplers.caption
+    assert "commit" not in samplers.caption
+    (everything,) = report.document([result], part="ratios").sections[0].blocks
+    assert everything.rows[0]["versions"] == "torch 2.13, scvi 1.4.2"
+
+
+# ------------------------------------------------------------------------------------------------------ rows
+def test_both_sides_take_turns_and_the_ratio_is_of_rounds():
+    order, clock = [], iter([1.0, 10.0, 30.0, 2.0, 3.0, 3.0])
+
+    def work(name: str) -> float:
+        order.append(name)
+        return next(clock)
+
+    seconds = interleaved({name: lambda name=name: work(name) for name in "ab"}, 3, warm=False)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert seconds == {"a": [1.0, 2.0, 3.0], "b": [10.0, 30.0, 3.0]}
+    row = comparison(LIKE, "case", "peer", seconds["a"], seconds["b"])
+    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (10.0, 1.0, 15.0)
+    assert (row["ours_s"], row["peer_s"], row["repeats"]) == (2.0, 10.0, 3)
+
+
+@pytest.mark.parametrize("kind", [OTHER, ABLATION])
+def test_a_comparison_that_is_not_like_for_like_says_what_differs(kind):
+    with pytest.raises(SettingError, match="needs differs="):
+        comparison(kind, "case", "peer", [1.0], [2.0])
+
+
+def test_a_result_says_what_produced_it(monkeypatch):
+    monkeypatch.setattr(scaling, "run", lambda *, quick, progress: iter([]))
+    result = benchmarks.run("scaling")
+    assert {"command", "commit", "measured", "hardware", "versions", "complete"} <= result.keys()
+    assert result["commit"] is None or len(result["commit"]["sha"]) == 40
+    assert result["measured"].count("-") == 2
+    assert "processor" in result["hardware"]
 
 
 def _gpu_rows() -> list[dict]:
@@ -255,12 +396,12 @@ def test_what_became_slower_is_named():
 
 
 def test_a_folder_of_results_has_a_page_with_their_machine(tmp_path):
-    row = {"case": "grid", "ours_s": 2.0, "peer": NASTY, "peer_s": 10.0, "ratio": 5.0}
+    row = _compared(ABLATION, NASTY, "stacking")
     benchmarks.write_result(tmp_path, "ppca", _result("ppca", [row]))
     assert json.loads((tmp_path / "results.json").read_text()) == {"experiment": "bench"}
     shown = markdown(load(tmp_path))
     assert "2 threads of 4 CPU cores" in shown
-    assert "| 5.0 |" in shown
+    assert "| 5.00 | 4.00 to 6.00 |" in shown
     assert NASTY not in render(tmp_path).read_text()
     benchmarks.write_result(tmp_path, "ppca", {**_result("ppca", []), "rows": 3})
     with pytest.raises(DataError, match="run the experiment again"):

@@ -58,7 +58,7 @@ def test_bench_writes_ratios_with_their_machine(command, tmp_path):
     code, out, _ = command("bench", "ppca", "--quick", "--out", tmp_path)
     result = json.loads((tmp_path / "ppca.json").read_text())
     assert code == 0
-    assert "peer / ours" in out
+    assert "our own code with one thing changed" in out
     assert result["hardware"]["threads"] >= 1
     assert result["versions"]["torch"]
     assert result["rows"][0]["ratio"] == pytest.approx(result["rows"][0]["peer_s"] / result["rows"][0]["ours_s"])
@@ -66,14 +66,15 @@ def test_bench_writes_ratios_with_their_machine(command, tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_all_benchmarks_write_a_folder_that_report_knows(command, tmp_path, monkeypatch, options):
-    timed = {"case": "grid", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0, "ratio": 5.0}
+    timed = {"kind": "ablation", "case": "grid", "differs": "stacking", "ours_s": 2.0, "peer": "eager", "peer_s": 10.0}
+    timed["ratio"] = 5.0
     monkeypatch.setattr(benchmarks, "BENCHMARKS", ("gpu", "ppca"))
     monkeypatch.setattr("vaerdict_paper.benchmarks.ppca.run", lambda *, quick, progress: [timed])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, out, err = command("bench", "all", "--quick", "--out", tmp_path, *options)
     assert code == 0
     assert "gpu is skipped: it needs a CUDA device" in err
-    assert options or "Every benchmark with a peer" in out
+    assert options or "Both sides of a comparison were timed in the same run." in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ppca.json", "report.html", "results.json"]
     assert command("report", tmp_path)[0] == 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 
 from vaerdict.core import Progress, SettingError, silent
-from vaerdict.io import hardware, versions, write_json
+from vaerdict.io import command, commit, hardware, versions, write_json
 from vaerdict.report.records import read_record
 
 BENCHMARKS = (
@@ -23,6 +25,7 @@ BENCHMARKS = (
     "verdicts",
     "counts",
     "de",
+    "de-scale",
     "de-methods",
     "prior",
     "clustered",
@@ -45,7 +48,7 @@ def run(
     save: Save | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Run one benchmark and return its rows with the machine and the versions of packages.
+    """Run one benchmark and return its rows with what produced them: command, commit, date, machine and versions.
 
     Parameters
     ----------
@@ -61,7 +64,7 @@ def run(
         Where a benchmark of many tasks stores those that are finished, in a folder of its name; a later call goes on.
     """
     module = _module(name)
-    about = {"benchmark": name, "quick": quick, "hardware": hardware(), "versions": versions() | _peers(module)}
+    about = {"benchmark": name, "quick": quick} | provenance(_peers(module))
     rows: list[dict[str, Any]] = []
     stored = {"out": None if folder is None else folder / name}
     for row in module.run(quick=quick, progress=progress, **stored if getattr(module, "RESUMABLE", False) else {}):
@@ -69,6 +72,25 @@ def run(
         if save is not None:
             save({**about, "complete": False, "rows": rows})
     return {**about, "complete": True, "rows": rows}
+
+
+def provenance(peers: dict[str, str] | None = None) -> dict[str, Any]:
+    """What produces a result: command, commit, date, versions of packages and `peers`, and the machine."""
+    return {
+        "command": command(),
+        "commit": commit(),
+        "measured": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware() | {"processor": _processor()},
+        "versions": versions() | (peers or {}),
+    }
+
+
+def _processor() -> str:
+    """The name of the processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def finished(folder: Path, name: str, *, quick: bool, force: bool) -> dict[str, Any] | None:

@@ -16,8 +16,7 @@ from shutil import which
 from typing import Any
 
 from vaerdict.core import Progress, SettingError, check_count, silent
-from vaerdict.io import hardware, versions
-from vaerdict_paper.benchmarks import BENCHMARKS
+from vaerdict_paper.benchmarks import BENCHMARKS, provenance
 
 NAMES = ("psis", "ppca", "samplers", "escalation", "counts")
 """Benchmarks of single operations, which ``all`` stands for; the others take long or need a GPU."""
@@ -77,7 +76,7 @@ def run(
             progress(len(before) + len(now), 2 * repeats, f"{name}, both versions in turn")
             times.append(_timed(name, tree, quick))
     progress(2 * repeats, 2 * repeats, f"{name}, both versions in turn")
-    about = {"benchmark": "against", "quick": quick, "hardware": hardware(), "versions": versions(), "complete": True}
+    about = {"benchmark": "against", "quick": quick, **provenance(), "complete": True}
     return {**about, "of": name, "before": _commit(checkout), "repeats": repeats, "rows": _compared(before, now)}
 
 

@@ -1,7 +1,8 @@
 """Stages of escalation: k-hat, effective sample size and cost on two small posteriors of realistic kinds.
 
 The models are small: a negative-binomial count model fitted to Poisson log-normal counts, and an M1+M2 model whose
-posterior over (z, u) is computed for each class in turn.
+posterior over (z, u) is computed for each class in turn. All stages are ours, each after the one before it, so that the
+rows are ablations. Evaluations are of the model or its gradient; stages use more of them for a draw that is worth more.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def _row(case: Case, stage: str, infer: Callable[[Case, torch.Generator], tuple[
         "khat": None if moved else khat.nanmedian().item(),
         "ess_share": (ess / len(log_w)).mean().item(),
         "log_evidence": (torch.logsumexp(log_w.double(), 0).mean() - torch.tensor(len(log_w)).log()).item(),
+        "draws": len(log_w),
         "evaluations": cost,
         "seconds": seconds,
         "observations": case.x.shape[0],

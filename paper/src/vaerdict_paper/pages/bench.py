@@ -1,4 +1,4 @@
-"""The report of the benchmarks: all ratios in one table, then one table per benchmark, each with its machine."""
+"""The report of the benchmarks: all comparisons by kind, then the tables of each benchmark with its machine."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ from vaerdict.core import DataError
 from vaerdict.report import document as forms
 from vaerdict.report.document import Block, Document, Section
 from vaerdict.report.tables import Column, Table
-from vaerdict_paper.pages import de_methods, novel_cells, novelty, prior
+from vaerdict_paper.benchmarks.samplers import changes
+from vaerdict_paper.pages import comparisons, de_methods, novel_cells, novelty, prior
 
 Row = dict[str, Any]
 
-_TIMES = (
-    Column("case", "case"),
-    Column("ours_s", "ours, s", 3),
-    Column("peer", "peer"),
-    Column("peer_s", "peer, s", 3),
-    Column("ratio", "peer / ours", 1),
-)
 _TITLES = {
-    "psis": "Pareto smoothing and k-hat of many observations at once, against a loop over arviz",
-    "ppca": "Training the pPCA grid as stacked members, against one model at a time",
-    "samplers": "Evaluations and seconds per observation for a standard error of log p(x) of 0.05 nat",
-    "escalation": "Stages of escalation, 1,000 draws per observation",
+    "psis": "Pareto smoothing and k-hat of many observations",
+    "ppca": "Training the pPCA grid",
+    "samplers": "Gradients and seconds per observation for a standard error of log p(x) of 0.05 nat",
+    "escalation": "Stages of escalation, about 1,000 draws per observation",
     "verdicts": "How often a verdict is true: questions with known answers, 1,000 draws per stage",
-    "counts": "An epoch of training a count model, batches of 128, 128 hidden units, 10 latents",
-    "de": "Differential expression under one fitted scvi-tools model: our model stage against its importance mode",
+    "counts": "Training a count model, batches of 128, 128 hidden units, 10 latents",
+    "de": "Differential expression under one fitted scvi-tools model: the model stage and the modes of scvi-tools",
+    "de-scale": "`vaerdict de` and other methods, from a file to the table of genes",
     "de-methods": "Methods of differential expression on the same cells: nothing changed, and changes planted",
     "prior": "The learned prior of differential expression: real cells, simulations, and cells that do not differ",
     "clustered": "Clusters as groups: genes called, with and without splitting the counts first",
@@ -53,11 +48,18 @@ _NOTES = {
     "three observations; NUTS counts as OK with R-hat below 1.01, a bulk ESS above 400 and no divergence, nested "
     "sampling always unless it did not end within 5 minutes. Evaluations are of the model or its gradient, per "
     "question; those of NUTS and nested sampling serve all four questions.",
-    "counts": "CPU seconds of one thread.",
-    "de": "CPU seconds of one thread for everything after training; the ratio is of these. Latents: draws per group. "
-    "Fold changes: draws from which a gene's probability is computed. scvi-tools compares single cells and is scored "
-    "against fold changes of proportions; of ours only `pair` compares single cells too. k-hat and ESS are of the "
-    "encoder of scvi-tools, or our refinement of it.",
+    "samplers": "All rows have the same total number of transitions. Costs are scaled to 0.05 nat by the spread of "
+    "repeated estimates (SE before scaling); where it is above 0.3 the cost is extrapolated from a few chains that "
+    "dominate, and usually too low. The training of the encoder is not counted.",
+    "escalation": "Evaluations are of the model or its gradient. Effective draws: the ESS, per 1,000 evaluations or "
+    "per second of all observations together.",
+    "de": "CPU seconds of one thread for everything after training. Fold changes: draws from which a gene's "
+    "probability is computed. Latents drawn: per group. Fold changes between two random cells and between group means "
+    "are scored by the changes of proportions, centred ones by those of expression. k-hat and ESS are of the encoder "
+    "of scvi-tools, or our refinement of it. `vaerdict de` is the whole of its default path, without a model.",
+    "de-scale": "CPU seconds of one thread from the file to the table, medians of three runs up to 10,000 cells. "
+    "Half of the cells are compared. Reading is part of the seconds; ours reads in blocks while it computes. Training, "
+    "of scvi-tools, is not part of them: seconds of an epoch times its default number of epochs.",
     "clustered": "Cells are clustered by k-means on principal components of the counts (4 clusters of one kind, the "
     "two largest of which are compared, and 2 of two kinds), or of one part of the counts where they are split. "
     "Permuted: each gene on its own, between cells of similar library size; every call is false, as in "
@@ -68,23 +70,40 @@ _NOTES = {
     "scaling": "CPU seconds of one thread, medians; exponents are least squares of log seconds on log size over sizes "
     "a factor of two apart, with their standard error.",
 }
+_CHANGES = (
+    Column("case", "model"),
+    Column("change", "what is changed"),
+    Column("before", "from"),
+    Column("after", "to"),
+    Column("gradients_ratio", "fewer gradients", 1),
+    Column("seconds_ratio", "faster", 1),
+)
 _COLUMNS: dict[str, Sequence[Column]] = {
-    "psis": (_TIMES[0], Column("device", "device"), Column("dtype", "precision"), *_TIMES[1:]),
-    "ppca": _TIMES,
-    "counts": _TIMES,
     "de": (
         Column("method", "method"),
-        Column("estimand", "estimand"),
-        Column("lfc_draws", "fold changes"),
+        Column("between", "compares"),
         Column("latents", "latents"),
+        Column("lfc_draws", "fold changes"),
+        Column("n_latents", "latents drawn"),
         Column("cpu_s", "CPU s", 2),
-        Column("ratio", "importance mode / this", 1),
         Column("fdr_mae", "FDR MAE, x100", 2),
         Column("fdp", "FDP at 5 %", 3),
         Column("tpr", "TPR", 3),
         Column("auprc", "average precision", 3),
         Column("khat", "k-hat, median"),
         Column("ess_share", "ESS, % of draws", 1, 100),
+    ),
+    "de-scale": (
+        Column("cells", "cells in the file"),
+        Column("method", "method"),
+        Column("question", "question"),
+        Column("cpu_s", "CPU s", 2),
+        Column("reading_s", "of which reading, s", 2),
+        Column("training_s", "training, s", 0),
+        Column("wall_s", "s by the clock", 1),
+        Column("peak_gb", "peak memory, GiB", 1),
+        Column("n_called", "genes called"),
+        Column("stopped", "no answer"),
     ),
     "samplers": (
         Column("case", "model"),
@@ -93,8 +112,7 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("start", "start"),
         Column("gradients", "gradients", 0),
         Column("seconds", "seconds", 4),
-        Column("gradients_ratio", "fewer gradients", 1),
-        Column("seconds_ratio", "faster", 1),
+        Column("se_empirical", "SE before scaling", 3),
         Column("bias", "bias, nat", 3, signed=True),
         Column("bias_se", "its se", 3),
     ),
@@ -106,7 +124,9 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("ess_share", "ESS, % of draws", 0, 100),
         Column("log_evidence", "log p(x)", 2),
         Column("evaluations", "evaluations", 0),
+        Column("per_evaluation", "effective draws per 1,000 evaluations", 0),
         Column("seconds", "seconds", 2),
+        Column("per_second", "effective draws per second", 0),
     ),
     "verdicts": (
         Column("method", "method"),
@@ -172,11 +192,11 @@ def document(results: Sequence[Row], mnist_stages: Sequence[Row] = (), part: str
     """The report of benchmark results, in the order of `_TITLES`.
 
     `mnist_stages` are the timed stages of a run of the MNIST experiment, shown beside the extrapolated seconds. `part`
-    is the name of one benchmark, or "ratios" for the table of all ratios alone.
+    is the name of one benchmark, or "ratios" for the tables of all comparisons alone.
     """
     order = list(_TITLES)
     results = sorted((r for r in results if r.get("benchmark") in order), key=lambda r: order.index(r["benchmark"]))
-    ratios = Section("All ratios", [_overview(results)])
+    ratios = Section("All comparisons", _overview(results))
     if part == "ratios":
         return Document("Benchmarks", [], [ratios])
     if part:
@@ -187,7 +207,7 @@ def document(results: Sequence[Row], mnist_stages: Sequence[Row] = (), part: str
     cut = [r["benchmark"] for r in results if not r.get("complete", True)]
     sentences = [f"Interrupted, with the rows measured until then: {', '.join(cut)}."] if cut else []
     sentences += [sentence for r in results for sentence in _SENTENCES.get(r["benchmark"], _none)(r)]
-    timed = [] if part else ["Where a peer is named, both were timed in the same run."]
+    timed = [] if part else ["Both sides of a comparison were timed in the same run."]
     return Document("Benchmarks", [*timed, *sentences], sections)
 
 
@@ -200,20 +220,52 @@ def _section(result: Row, mnist_stages: Sequence[Row]) -> Section:
     name = result["benchmark"]
     if name in _PAGES:
         return Section(_TITLES[name], _PAGES[name].tables(result, _machine(result)))
-    return Section(_TITLES[name], gpu_tables(result, mnist_stages) if name == "gpu" else [_table(result)])
+    if name == "gpu":
+        return Section(_TITLES[name], gpu_tables(result, mnist_stages))
+    if name in _COMPARISONS:
+        return Section(_TITLES[name], comparisons.tables(result["rows"], name, f" {_TITLES[name]} ({_about(result)})."))
+    more = [_changed(result)] if name == "samplers" else []
+    return Section(_TITLES[name], [_table(result), *more])
 
 
 def _table(result: Row) -> Table:
     name = result["benchmark"]
     title = f"{_TITLES[name]}, {result['of']} since {result['before']}" if name == "against" else _TITLES[name]
-    caption = f"{title} ({_machine(result)}, torch {result['versions']['torch']})."
-    return Table(name, caption, _COLUMNS[name], [dict(row) for row in result["rows"]], note=_NOTES.get(name, ""))
+    rows = [_with_worth(row) if name == "escalation" else dict(row) for row in result["rows"]]
+    return Table(name, f"{title} ({_about(result)}).", _COLUMNS[name], rows, note=_NOTES.get(name, ""))
+
+
+def _with_worth(row: Row) -> Row:
+    """The row of a stage with the effective draws that an evaluation and a second give."""
+    draws = row["ess_share"] * row.get("draws", 1000)
+    worth = {"per_evaluation": 1000 * draws / row["evaluations"]}
+    return {**row, **worth, "per_second": draws * row["observations"] / row["seconds"]}
+
+
+def _changed(result: Row) -> Table:
+    caption = f"The same costs, one change at a time ({_about(result)})."
+    note = (
+        "Between samplers the peer is the annealing that needs the fewest gradients from the same start. Gradients do "
+        "not depend on the sizes of batches, seconds do. The spread that costs are scaled by comes from few "
+        "repetitions, so that ratios are known to about a third."
+    )
+    return Table("samplers-changes", caption, _CHANGES, list(changes(result["rows"])), note=note)
+
+
+def _about(result: Row) -> str:
+    """What produced a result: the machine, torch, and where they are known the commit and the date."""
+    commit, measured = result.get("commit"), result.get("measured")
+    known = [f"torch {result['versions']['torch']}"]
+    known += [f"commit {commit['sha'][:7]}{' with changes' if commit.get('dirty') else ''}"] if commit else []
+    known += [measured] if measured else []
+    return ", ".join([_machine(result), *known])
 
 
 def _machine(result: Row) -> str:
     hardware = result["hardware"]
     gpu = f" and {hardware['accelerator']}" if hardware.get("accelerator") and result["benchmark"] in _ON_GPU else ""
-    return f"{hardware['threads']} threads of {hardware['cores']} CPU cores{gpu}"
+    threads = f"{hardware['threads']} thread{'' if hardware['threads'] == 1 else 's'}"
+    return f"{threads} of {hardware['cores']} CPU cores{gpu}"
 
 
 # ------------------------------------------------------------------------------------------------------- sentences
@@ -261,6 +313,15 @@ def _of_verdicts(result: Row) -> Iterator[str]:
             )
 
 
+def _of_scale(result: Row) -> Iterator[str]:
+    """The largest file: our cost, and what the others did with it."""
+    largest = max(row["cells"] for row in result["rows"])
+    for row in result["rows"]:
+        if row["cells"] == largest:
+            answered = f"{row['cpu_s']:.0f} CPU s, at most {row['peak_gb']:.1f} GiB" if not row["stopped"] else None
+            yield f"{largest:,} cells of {row['genes']:,} genes, {row['method']}: {answered or row['stopped']}."
+
+
 _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "verdicts": _of_verdicts,
     "de-methods": de_methods.sentences,
@@ -269,19 +330,24 @@ _SENTENCES: dict[str, Callable[[Row], Iterator[str]]] = {
     "novelty": novelty.sentences,
     "novel-cells": novel_cells.sentences,
     "million": _of_million,
+    "de-scale": _of_scale,
     "against": _of_against,
 }
 
 
-# ------------------------------------------------------------------------------------------------ all in one table
-def _overview(results: Sequence[Row]) -> Table:
+# ------------------------------------------------------------------------------------------------ all comparisons
+_COMPARISONS = ("psis", "ppca", "counts")
+"""The benchmarks whose rows are comparisons."""
+
+
+def _overview(results: Sequence[Row]) -> list[Block]:
     rows = []
     for result in results:
         versions = ", ".join(f"{name} {result['versions'][name]}" for name in _shown(result))
         about = {"benchmark": result["benchmark"], "machine": _machine(result), "versions": versions}
-        rows += [{**about, **row} for row in _RATIOS.get(result["benchmark"], _none)(result["rows"])]
-    columns = (Column("benchmark", "benchmark"), *_TIMES, Column("machine", "machine"), Column("versions", "versions"))
-    return Table("ratios", "Every benchmark with a peer, both timed in the same run.", columns, rows)
+        rows += [{**about, **row} for row in comparisons.comparisons(result)]
+    about = (Column("benchmark", "benchmark"), Column("machine", "machine"), Column("versions", "versions"))
+    return list(comparisons.tables(rows, "ratios", about=about))
 
 
 def _shown(result: Row) -> list[str]:
@@ -291,37 +357,6 @@ def _shown(result: Row) -> list[str]:
 
 def _none(rows: Any) -> Iterator[Any]:
     yield from ()
-
-
-def _timed(rows: Sequence[Row]) -> Iterator[Row]:
-    for row in rows:
-        settings = [str(row[key]) for key in ("dtype", "device") if key in row]
-        yield {**row, "case": ", ".join([row["case"], *settings])}
-
-
-def _of_samplers(rows: Sequence[Row]) -> Iterator[Row]:
-    for row in rows:
-        if row["method"] == "SMC":
-            ours, ratio = row["seconds"], row["seconds_ratio"]
-            case = f"{row['case']}: SMC from the {row['start']}"
-            yield {"case": case, "ours_s": ours, "peer": "AIS from the prior", "peer_s": ours * ratio, "ratio": ratio}
-
-
-def _of_de(rows: Sequence[Row]) -> Iterator[Row]:
-    for row in rows:
-        if row["method"] == "refined":
-            case = f"refined, {row['estimand']}, {row['lfc_draws']} joint draws"
-            timed = {"ours_s": row["cpu_s"], "peer_s": row["cpu_s"] * row["ratio"], "ratio": row["ratio"]}
-            yield {"case": case, "peer": "scvi-tools, importance mode", **timed}
-
-
-_RATIOS: dict[str, Callable[[Sequence[Row]], Iterator[Row]]] = {
-    "psis": _timed,
-    "ppca": _timed,
-    "counts": _timed,
-    "samplers": _of_samplers,
-    "de": _of_de,
-}
 
 
 # ------------------------------------------------------------------------------------------------------ on a GPU
