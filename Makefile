@@ -13,7 +13,7 @@ NEWEST_PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 \
 	$$python -c '' 2>/dev/null && command -v $$python && break; done)
 NEWEST_CONSTRAINTS := constraints-newest.txt
 NEWEST := .venv-newest
-.PHONY: install demo test test-newest test-slow test-gpu test-browser lint format bench docs figures readme tutorials dist clean
+.PHONY: install demo test test-newest test-slow test-gpu test-browser test-mutations lint format bench docs figures readme tutorials dist clean
 
 install: $(STAMP)
 
@@ -51,6 +51,10 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+# bugs planted in a copy of the sources, each of which a test must catch: a few minutes
+test-mutations: install
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutations.py --jobs 2
 
 # axe-core checks accessibility; it is fetched where npm is installed, and its tests skip otherwise
 AXE := $(VENV)/axe/package/axe.min.js

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from checks import Largest, assert_mean
@@ -18,9 +19,12 @@ from vaerdict.core import SettingError, ShapeError
 from vaerdict.de import effects
 from vaerdict.de import model as de
 from vaerdict.de.effects import CENTRED, ESTIMANDS, PROPORTION, Effect, Estimand, GeneTable, summarise_draws
+from vaerdict.de.model.averaging import _resampled
+from vaerdict.de.model.cell_weights import PARTICLES
 from vaerdict.de.options import DEOptions
 from vaerdict.de.tables import call_genes
 from vaerdict.engines import Threads
+from vaerdict.noise import KeyedNoise
 
 CELLS = torch.arange
 
@@ -99,6 +103,20 @@ def test_refined_proposals_with_a_share_of_the_prior_are_as_good_as_exact_ones(x
     tables = [compared(q, "a", "b", n_draws=4000, seed=2) for q in (cells, exact)]
     torch.testing.assert_close(tables[0]["lfc_mean"], tables[1]["lfc_mean"], atol=0.02, rtol=0)
     torch.testing.assert_close(tables[0]["prob_de"], tables[1]["prob_de"], atol=0.05, rtol=0)
+
+
+def test_resampled_draws_are_whole_particles_in_an_order_of_each_cells_own(generator):
+    """No order is that of another cell or of the particles; a true claim fails with probability 1e-6."""
+    n, cells = 2000, 3
+    first, particle = n * torch.arange(cells).unsqueeze(1), torch.arange(n, dtype=torch.double).reshape(n, 1, 1)
+    log_w = 0.3 * torch.randn(n, cells, generator=generator, dtype=torch.double)
+    z = first + particle * torch.tensor([1.0, 2.0])  # both coordinates name the particle
+    index = _resampled(z, log_w, KeyedNoise(0, PARTICLES, torch.arange(cells))) - first
+    assert torch.equal(index[..., 1], 2 * index[..., 0])
+    times = torch.stack([column.long().bincount(minlength=n) for column in index[..., 0].T], -1)
+    assert ((times - n * log_w.softmax(0)).abs() < 1).all()
+    correlation = torch.corrcoef(torch.cat([index[..., 0], particle[..., 0]], 1).T).triu(1)
+    assert correlation.abs().max() < stats.norm.isf(1e-6 / 2 / 6) / math.sqrt(n)
 
 
 def test_given_particles_are_taken_as_they_are(x):

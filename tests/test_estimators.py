@@ -148,6 +148,8 @@ def test_smoothing_is_that_of_psis(generator):
     estimate = estimators.psis(f, log_w)
     torch.testing.assert_close(estimate.value, (torch.softmax(smoothed, 0) * f).sum(0))
     assert torch.equal(estimate.khat, khat)
+    assert torch.equal(estimate.ess, diagnostics.ess(log_w))  # smoothing can hide a draw that outweighs all others
+    assert not torch.equal(estimate.ess, diagnostics.ess(smoothed))
     mixed = estimators.mis(f, log_w, torch.arange(400) % 2, smooth=True)
     assert torch.equal(mixed.value, estimate.value)
     assert not torch.equal(estimate.value, estimators.snis(f, log_w).value)

@@ -284,6 +284,16 @@ def test_no_step_lowers_log_p_for_any_number_of_steps(generator):
     assert n_unconverged[-1] < 100
 
 
+def test_a_step_that_gains_by_no_damping_is_undone_and_a_smaller_one_taken():
+    """The first steps are at least 5 / 101 long and lead beyond the kink at one, where log p falls steeply."""
+    model = Formula(lambda x, z: torch.where(z < 1, 5 * z, 105 - 100 * z)[..., 0], StandardNormal(1))
+    x, start = torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([[0.99]], dtype=DOUBLE)
+    first, second = (refine(model, x, start, n_steps=n) for n in (1, 2))
+    assert torch.equal(first.distribution.loc, start)
+    assert start < second.distribution.loc < 1
+    torch.testing.assert_close(first.log_joint, model.log_joint(x, start[None])[0])
+
+
 def half_line() -> Formula:
     """NaN below zero, minus infinity at zero; the mode solves 2/z - x - z = 0."""
     return Formula(lambda x, z: (2 * z.log() - x * z)[..., 0], StandardNormal(1))

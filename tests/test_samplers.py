@@ -202,6 +202,21 @@ def test_a_step_size_that_depends_on_the_chain_is_detected(generator, monkeypatc
         assert_unbiased(annealing_ratio(generator))
 
 
+def test_step_sizes_follow_the_acceptance_of_the_pilots_alone(generator, monkeypatch):
+    """If all chains accept and no pilot does, steps shrink by the same factor at every temperature."""
+
+    def reported(*arguments, **settings):
+        move = transition(*arguments, **settings)
+        return move._replace(acceptance=(torch.arange(9) < 5).double()[:, None])
+
+    monkeypatch.setattr(annealed, "transition", reported)
+    settings = {"n_chains": 5, "n_pilots": 4, "temperatures": 4, "n_leapfrog": 1, "step_size": 0.3}
+    result = ais(Poisson(), torch.zeros(1, 1, dtype=DOUBLE), Prior(Poisson.prior), generator=generator, **settings)
+    factor = math.exp(-annealed._GAIN * annealed._TARGET_ACCEPTANCE)
+    torch.testing.assert_close(result.step_size[:, 0], 0.3 * factor ** torch.arange(4, dtype=DOUBLE))
+    assert result.acceptance.tolist() == [1.0]
+
+
 @pytest.mark.parametrize("planted", ["wrong sign", "start forgotten", "normalisation"])
 def test_planted_errors_are_detected_with_smc(planted, generator, monkeypatch):
     model, x = Poisson(), torch.tensor([[0.0], [9.0]], dtype=DOUBLE).repeat(8, 1)
@@ -323,6 +338,28 @@ def test_moves_leave_a_tempered_gaussian_invariant(generator):
     score = (state.z - mean) / sd
     assert_mean(score, 0.0, rate=1e-6)
     assert_mean(score.square(), 1.0, rate=1e-6)
+
+
+class Still:
+    """A standard normal for any x."""
+
+    prior = StandardNormal(1)
+
+    def log_joint(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.prior.log_prob(z)
+
+
+def test_no_chain_stays_on_a_periodic_orbit(generator, monkeypatch):
+    """On a standard normal a leapfrog step turns phase space by an angle of cosine 1 - step^2 / 2: here a sixth."""
+    model = Still()
+    path = AnnealingPath(model, Prior(model.prior), torch.zeros(1, 1, dtype=DOUBLE))
+    state = path.evaluate(torch.randn(2000, 1, 1, generator=generator, dtype=DOUBLE))
+    settings = {"n_leapfrog": 6, "source": as_source(generator)}
+    moved = transition(path, state, torch.tensor(1.0), torch.tensor([1.0]), **settings)
+    assert ((moved.state.z - state.z).abs() > 0.01).double().mean() > 0.7
+    monkeypatch.setattr(hmc, "_JITTER", 0.0)
+    back = transition(path, state, torch.tensor(1.0), torch.tensor([1.0]), **settings)
+    torch.testing.assert_close(back.state.z, state.z, rtol=0, atol=1e-9)
 
 
 def test_leapfrog_is_reversible_and_second_order(generator):
