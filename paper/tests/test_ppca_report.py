@@ -180,6 +180,17 @@ def _further(results: dict[str, Any]) -> list[ClaimVerdict]:
     return [judgement.verdict for judgement in judged(further_claims(results["models"], results["cross"]))[0]]
 
 
+def test_unequal_draws_are_not_compared():
+    results = ppca_results()
+    where(results["cross"], training="converged", proposal="MIS")[-1]["n_draws"] = 3750
+    assert paper_claims(results["models"], results["cross"], {})
+    with pytest.raises(DataError, match="200 or 3750 draws"):
+        further_claims(results["models"], results["cross"])
+    where(results["cross"], training="paper", proposal="MIS")[-1]["n_draws"] = 3750
+    with pytest.raises(DataError, match="200 or 3750 draws"):
+        paper_claims(results["models"], results["cross"], {})
+
+
 def test_few_seeds_are_too_few():
     assert set(verdicts(ppca_results(range(2)))) == {TOO_FEW}
     assert set(verdicts({"models": [], "cross": []})) == {NOT_RUN}

@@ -84,7 +84,7 @@ class Preset:
     sign_steps: tuple[int, ...] = (250, 500, 1000, 2000)
     replicates: int = 5
     collapse_particles: tuple[int, ...] = (5, 200)
-    collapse_data_sets: int = 3
+    collapse_data_sets: int = 5
     data_sets: int = 10
     epochs: int = 100
     n_draws: int = 1000
@@ -246,7 +246,7 @@ def collapse(preset: Preset, k: int, seed: int) -> list[Row]:
     return [{**rows[0], "behind": behind, **printed}, {**rows[1], "behind": 0.0}]
 
 
-_COLLAPSE_KEYS = ("log_evidence", "iwelbo", "a_norm", "khat", "mae", "mae_inference", "mae_model")
+_COLLAPSE_KEYS = ("n_draws", "log_evidence", "iwelbo", "a_norm", "khat", "mae", "mae_inference", "mae_model")
 
 
 def _measures(preset: Preset, seed: int) -> ppca.Preset:

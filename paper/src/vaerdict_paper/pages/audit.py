@@ -12,7 +12,7 @@ from vaerdict.report.tables import Column, Table, Value, number
 from vaerdict_paper.pages.claims import RULE, Claim, Evidence, judged, tally
 from vaerdict_paper.pages.figures import line, log_curves
 from vaerdict_paper.pages.ppca_tables import KHAT, MAE
-from vaerdict_paper.pages.seed_statistics import by_seed, cell, cells, mean_of, minus, summarise, where
+from vaerdict_paper.pages.seed_statistics import by_seed, cell, cells, counts_of, mean_of, minus, summarise, where
 
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
@@ -138,9 +138,10 @@ def _collapse(rows: Sequence[Row]) -> Table | None:
     published = [Column(f"published_{c.key}", f"{c.title}, paper", c.digits, c.scale) for c in measured[1:]]
     body = [
         {"loss": name, "k": k, **cells(part, measured), **{c.key: part[0].get(c.key) for c in published}}
+        | {"n_draws": counts_of(part, "n_draws")}
         for (k, name), part in grouped(sorted(rows, key=lambda row: row["k_train"]), "k_train", "loss").items()
     ]
-    columns = [Column("loss", "loss"), Column("k", "particles"), *measured, *published]
+    columns = [Column("loss", "loss"), Column("k", "particles"), *measured, *published, Column("n_draws", "draws")]
     caption = "The chi model by the released loss and by ours: mean ± sd over data sets."
     return Table("collapse", caption, columns, body)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vaerdict.core import DataError
 from vaerdict.diagnostics import MAX_KHAT
 from vaerdict.report.records import Row
 from vaerdict_paper.pages.claims import (
@@ -18,7 +19,7 @@ from vaerdict_paper.pages.claims import (
 )
 from vaerdict_paper.pages.crossed import CROSSED
 from vaerdict_paper.pages.ppca_tables import SINGLES, Published, beyond_rows
-from vaerdict_paper.pages.seed_statistics import Summary, by_seed, difference, mean_of, minus, where
+from vaerdict_paper.pages.seed_statistics import Summary, by_seed, counts_of, difference, mean_of, minus, where
 
 ERRORS = (
     "Errors are mean absolute errors against the posterior of the generator, with equal draws for every proposal; "
@@ -36,6 +37,7 @@ FEW, MANY = 5, 200
 
 def paper_claims(models: Sequence[Row], cross: Sequence[Row], published: Published) -> list[Claim]:
     """The paper's claims, each at its particle count."""
+    _require_equal_draws(where([*models, *cross], training="paper"))
     return [
         _better_models(models, FEW, published.get(f"k{FEW}", {})),
         _plugin_equals_weights(models, FEW),
@@ -172,6 +174,7 @@ def _chi_collapses(models: Sequence[Row], few: int, many: int, published: Publis
 
 def further_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
     """Claims on what this project adds, on the selected, converged model."""
+    _require_equal_draws(where([*models, *cross], training="converged"))
     rows = where(beyond_rows(cross), noise="iid", estimator="snis")
     scores = {name: _errors(where(rows, proposal=name)) for name in dict.fromkeys(row["proposal"] for row in rows)}
     scores["converged VAE"] = _errors(where(models, model="VAE", training="converged"))
@@ -200,6 +203,12 @@ def further_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
         lower("Optimised mixture weights beat equal ones.", "MIS-full-optimal, Sobol", "MIS-full, Sobol"),
         lower("Pareto smoothing lowers the error of the paper's mixture.", "MIS, smoothed", "MIS"),
     ]
+
+
+def _require_equal_draws(rows: Sequence[Row]) -> None:
+    n = counts_of(rows, "n_draws")
+    if isinstance(n, str):
+        raise DataError(f"rows that are compared have {n} draws; run the experiment again with equal numbers.")
 
 
 def _converged(models: Sequence[Row], name: str, k: int) -> Summary | None:
