@@ -114,7 +114,8 @@ def _claims_table(random: Sequence[Row]) -> Table:
     columns += [Column(f"{v:g}", f"entries N(0, {v:g}), %", 0, 100) for v in _variances(random)]
     n = len(where(random, variance=_variances(random)[0]))
     caption = f"Share of {n} random loadings for which each statement of Figure 1 holds, with its 95 % interval."
-    return Table("random-claims", caption, columns, body)
+    note = "Where the correlation is close to zero, bounds differ by less than the error of their integration."
+    return Table("random-claims", caption, columns, body, note)
 
 
 def _share(true: Sequence[bool]) -> Value:
