@@ -305,7 +305,7 @@ def test_page_has_its_panels_and_claims(tmp_path):
 
 def test_shares_of_random_loadings_have_exact_intervals_and_decide_their_claims():
     rows = [random_row(index) for index in range(20)]
-    claims = {claim.text: claim for claim in bivariate_random._claims(rows)}
+    claims = {claim.text: claim for claim in bivariate_random.random_claims(rows)}
     assert len(claims) == len(MEANS) * 3
     verdicts = [
         claims[f"On most random loadings, {bivariate.CLAIMS[key]} ({MEANS_TEXT[means]})."].verdict

@@ -41,7 +41,7 @@ def test_one_row_per_rival_and_number_of_cells_by_its_own_truth(data):
         assert row["seconds"] > 0
         by_probability = row["model"].startswith("scvi") or row["model"] == COUNTS
         assert ("fdr_mae" in row) == ("brier" in row) == by_probability
-        assert (row["seconds_train"] > 0) == row["model"].startswith("scvi")
+        assert ("n_draws" in row) == (row["seconds_train"] > 0) == row["model"].startswith("scvi")
         assert ("coverage" in row) == (row["model"] == COUNTS)
     estimands = {row["model"]: row["estimand"] for row in rows}
     assert {m for m, e in estimands.items() if e == "centred"} == {

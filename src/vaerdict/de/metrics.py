@@ -43,7 +43,8 @@ def measure_ranked(order: Tensor, stated: Tensor, changed: Tensor) -> dict[str, 
     `auprc` and `tpr` are NaN.
 
     Adjusted p-values bound the FDR of the genes called by them and are no estimates of it. Therefore only `measure`
-    has ``brier`` and, as in the paper, ``fdr_mae``: :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`.
+    has ``brier`` and, as in the paper, ``fdr_mae``,
+    :math:`100 \cdot \tfrac1G \sum_k |\mathrm{FDP}_k - \mathrm{FDR}_k|`.
 
     Shapes: ``order (genes,)``, ``stated (genes,)`` nondecreasing, ``changed (genes,)`` bool, by gene.
     """

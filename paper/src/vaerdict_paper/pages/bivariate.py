@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vaerdict.core import DataError
-from vaerdict.report.document import Block, Document, Picture, Section
+from vaerdict.report.document import Block, Document, Picture, Section, Statement
 from vaerdict.report.records import Row, rows_of
 from vaerdict.report.tables import Column, Table, Value
 from vaerdict_paper.pages.bivariate_bounds import bounds_blocks
 from vaerdict_paper.pages.bivariate_figures import MEANS, draw_approximation, draw_selection
-from vaerdict_paper.pages.bivariate_random import random_blocks, random_summary
+from vaerdict_paper.pages.bivariate_random import random_blocks, random_claims, random_summary
 from vaerdict_paper.pages.claims import RULE, Claim, Evidence, tally
 from vaerdict_paper.pages.seed_statistics import Summary, where
 
 _HOW = (
     "Differences of closed forms are exact. Bounds are expectations over the true distribution of the observations, by "
     "scrambled Sobol points; their standard errors are over independent scramblings, which all proposals share, and "
-    "include the numerical fit of the IWAE proposal. In the rule below, scramblings, or random loadings, take the "
-    "place of seeds."
+    "include the numerical fit of the IWAE proposal."
 )
+_SEEDS = "Here scramblings, or random loadings, take the place of seeds."
 _CHOICES = (
     "The paper gives neither the loading matrix of its figure nor whether the means of the proposals follow λ; each "
     "choice is shown separately. The entangled loadings were chosen, among about thirty tried, because they give the "
@@ -35,26 +35,27 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
         raise DataError("results.json of the bivariate example holds no 'panels'; run the experiment again.")
     rows = where(panels, seed=panels[0]["seed"])
     n = int(results.get("settings", {}).get("n_scramblings", 0))
+    random = where(rows_of(results, "random", "variance", "seed"), seed=rows[0]["seed"])
     loadings = list(dict.fromkeys(row["loading"] for row in rows))
-    claims = {loading: _claims(where(rows, loading=loading), n) for loading in loadings}
+    *chosen, over_random = [*(_claims(where(rows, loading=name), n) for name in loadings), random_claims(random)]
     sections = [
-        Section(f"Loadings: {loading}", _blocks(where(rows, loading=loading), claims[loading])) for loading in loadings
+        Section(f"Loadings: {name}", _blocks(where(rows, loading=name), claims))
+        for name, claims in zip(loadings, chosen, strict=True)
     ]
     main = loadings[0]
-    counts = f"Of the {len(claims[main])} claims on the paper's Figure 1 with {main} loadings, {tally(claims[main])}."
-    random = rows_of(results, "random", "variance", "seed")
-    drawn = [Section("Random loadings", random_blocks(random, rows))] if random else []
+    counts = f"Of the {len(chosen[0])} claims on the paper's Figure 1 with {main} loadings, {tally(chosen[0])}."
+    drawn = [Section("Random loadings", random_blocks(random, rows, over_random))] if random else []
     shapes = where(rows, stage="approximation", loading=main)
     bounds = [Section("The bounds of the theory", bounds_blocks(shapes[0]))] if shapes else []
     return Document(
         "Bivariate pPCA: Figure 1 of the paper",
         [counts, *([random_summary(random)] if random else []), _CHOICES],
-        [Section("How to read this", [_HOW, RULE]), *sections, *drawn, *bounds],
+        [Section("How to read this", [_HOW, f"{RULE} {_SEEDS}"]), *sections, *drawn, *bounds],
         manifest,
     )
 
 
-def _blocks(rows: Sequence[Row], claims: Sequence[Claim]) -> list[Block]:
+def _blocks(rows: Sequence[Row], claims: Sequence[Statement]) -> list[Block]:
     blocks: list[Block] = [claims]
     for row in where(rows, stage="approximation"):
         blocks += [_shape_picture(row), _shape_table(row)]
