@@ -155,18 +155,20 @@ def test_unknown_rivals_and_missing_packages_are_named(data, monkeypatch):
         rival_rows(contrasts(data, 0, 0), names=["edger+lfc"])
 
 
-def test_the_benchmark_compares_ours_with_the_importance_mode():
+def test_the_benchmark_has_every_mode_the_model_stage_and_the_default_path():
     rows = de.run(quick=True)
-    theirs = ["scvi-uniform", "scvi-importance", "scvi-importance, 100 anchors"]
-    assert [row["method"] for row in rows] == [*theirs, *["refined"] * 4]
-    cases = [("centred", 25), ("centred", 100), ("proportion", 25), ("pair", 100)]
-    assert [(row["estimand"], row["lfc_draws"]) for row in rows[3:]] == cases
-    peer = rows[1]
-    assert peer["ratio"] == 1
-    for row in rows:
-        assert row["ratio"] == pytest.approx(peer["cpu_s"] / row["cpu_s"])
-        assert 0 <= row["fdr_mae"] <= 100
-    assert peer["latents"] == 5100  # a hundred cells per group, 51 latents each
-    assert [row["latents"] for row in rows[3:]] == [2500, 10_000, 2500, 10_000]
-    assert rows[3]["khat"] < peer["khat"]
-    assert rows[3]["ess_share"] > 2 * peer["ess_share"]
+    assert [row["method"] for row in rows] == [*de.MODES, *[de.MODEL_STAGE] * 4, de.COUNTS]
+    ours = rows[len(de.MODES) : -1]
+    assert [(row["between"], row["lfc_draws"], row["n_latents"]) for row in ours] == [
+        (de.CENTRED_MEANS, 25, 2500),
+        (de.CENTRED_MEANS, 100, 10_000),
+        (de.MEANS, 25, 2500),
+        (de.PAIRS, 100, 10_000),
+    ]
+    by_method = {row["method"]: row for row in rows[: len(de.MODES)]}
+    importance = by_method["scvi-tools, importance"]
+    assert importance["n_latents"] == 5100  # a hundred cells per group, 51 latents each
+    assert ours[0]["khat"] < importance["khat"]
+    assert ours[0]["ess_share"] > 2 * importance["ess_share"]
+    assert all(row["seconds"] > 0 and 0 <= row["fdr_mae"] <= 100 for row in rows)
+    assert rows[-1]["khat"] is None
