@@ -5,7 +5,7 @@ Every method is scored by the truth of what it estimates, and ours by the same t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vaerdict.report.records import Row
@@ -36,10 +36,12 @@ _SECONDS = (Column("seconds", "seconds", 1), Column("seconds_train", "seconds of
 
 NOTE = (
     "Every method compares the same cells, and few of them in the same random subsets. Ours and scvi-tools are trained "
-    "on more cells than these; the tests and `vaerdict de` see no others. Methods that end in +lfc call the genes that "
-    "changed at all whose estimated |LFC| exceeds 0.5; adjusted p-values are no estimates of the FDR, and have neither "
-    "an FDR error nor a Brier score. Scored by: the change of expression, relative to the median gene for intervals, "
-    "or that of proportions."
+    "on more cells than these; the tests and vaerdict de see no others. vaerdict de measures changes from the largest "
+    "set of genes with about the same change, which may be genes that go up or down where those that stay are no more. "
+    "Methods that end in +lfc call the genes that changed at all whose estimated |LFC| exceeds 0.5; adjusted p-values "
+    "are no estimates of the FDR, and have neither an FDR error nor a Brier score. Scored by: the change of "
+    "expression, relative to the median gene for intervals, or that of proportions. Draws: per cell for ours, pairs or "
+    "resamples of cells for scvi-tools, resamples for raw counts and true rates."
 )
 
 
@@ -79,22 +81,53 @@ def _row(size: str, method: str, estimand: str, rows: Sequence[Row]) -> dict[str
 # ----------------------------------------------------------------------------------------------------- who wins
 def winners(cross: Sequence[Row], simulator: str) -> str:
     """Which method ranks genes best and which finds most at a realised FDP of at most 5 %, by cells per group."""
-    parts = []
-    for n in SIZES:
-        methods = _methods(cross, simulator, n)
-        if len(methods) < 3:  # ours, raw counts and a rival
-            continue
-        ranked = _best({m: mean for m, rows in methods.items() if (mean := _mean(rows, "auprc")) is not None})
-        controlled = {m: rows for m, rows in methods.items() if (_mean(rows, "fdp") or 0.0) <= LEVEL}
-        found = _best({m: mean for m, rows in controlled.items() if (mean := _mean(rows, "tpr")) is not None})
-        parts.append(
-            f"with {size_text(n)} the best ranking is that of {ranked[0]} (AP {number(ranked[1], 3)}"
-            f"{_ours(methods, 'auprc', ranked[0], 3, 1)}), and of the methods with a mean FDP of at most 5 % "
-            f"{found[0]} finds most ({number(100 * found[1], 0)} %{_ours(methods, 'tpr', found[0], 0, 100)})"
-        )
+    parts = [
+        f"with {size_text(n)} {_best_ranking(methods)}, and {_most_found(methods)}"
+        for n in SIZES
+        if len(methods := _methods(cross, simulator, n)) >= FEWEST_METHODS
+    ]
     if not parts:
         return ""
     return f"On {title_of(simulator)}, on the average of these data sets, {'; '.join(parts)}."
+
+
+FEWEST_METHODS = 3
+"""Ours, raw counts and a rival."""
+
+
+def _best_ranking(methods: Mapping[str, Sequence[Row]]) -> str:
+    ap = {m: mean for m, rows in methods.items() if (mean := _mean(rows, "auprc")) is not None}
+    best = number(max(ap.values()), 3)
+    ours = f"; ours {number(ap[OURS], 3)}" if OURS in ap and number(ap[OURS], 3) != best else ""
+    return f"the best ranking is that of {_named(ap, best, 1, 3)} (AP {best}{ours})"
+
+
+def _most_found(methods: Mapping[str, Sequence[Row]]) -> str:
+    """Among methods with a mean FDP of at most 5 %; ours beside them with its FDP."""
+    fdp = {m: _mean(rows, "fdp") for m, rows in methods.items()}
+    found = {m: mean for m, rows in methods.items() if (mean := _mean(rows, "tpr")) is not None}
+    controlled = {m: mean for m, mean in found.items() if (fdp[m] or 0.0) <= LEVEL}
+    ours = "" if OURS not in found else f"ours {_percent(found[OURS])} with {_percent(fdp[OURS] or 0.0)} false"
+    if not controlled:
+        return f"no method has a mean FDP of at most 5 %{ours and f' ({ours})'}"
+    best = number(100 * max(controlled.values()), 0)
+    names = _named(controlled, best, 100, 0)
+    is_best = OURS in controlled and number(100 * controlled[OURS], 0) == best
+    return (
+        f"of the methods with a mean FDP of at most 5 % most genes are found by {names} "
+        f"({best} %{'' if is_best or not ours else f'; {ours}'})"
+    )
+
+
+def _named(means: Mapping[str, float], best: str, scale: float, digits: int) -> str:
+    """The methods whose mean prints as the best: the first, ours before others, and the number of the others."""
+    tied = [m for m, mean in means.items() if number(scale * mean, digits) == best]
+    others = len(tied) - 1
+    return tied[0] if not others else f"{tied[0]} and {others} other{'s' if others > 1 else ''}"
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share, 0)} %"
 
 
 def _methods(cross: Sequence[Row], simulator: str, n: int | str) -> dict[str, list[Row]]:
@@ -107,18 +140,6 @@ def _methods(cross: Sequence[Row], simulator: str, n: int | str) -> dict[str, li
 def _mean(rows: Sequence[Row], key: str) -> float | None:
     summary = mean_of(rows, key)
     return None if summary is None else summary.mean
-
-
-def _best(means: dict[str, float]) -> tuple[str, float]:
-    name = max(means, key=means.__getitem__, default="none")
-    return name, means.get(name, 0.0)
-
-
-def _ours(methods: dict[str, list[Row]], key: str, best: str, digits: int, scale: float) -> str:
-    """Our own number, where another method is best."""
-    mean = _mean(methods.get(OURS, []), key)
-    unit = " %" if scale != 1 else ""
-    return "" if best == OURS or mean is None else f"; ours {number(scale * mean, digits)}{unit}"
 
 
 # ------------------------------------------------------------------------------------------------------- claims
