@@ -12,10 +12,18 @@ from page_checks import run_in
 from vaerdict.core import DataError
 from vaerdict.report import load, markdown, render, text
 from vaerdict.report.tables import is_best
-from vaerdict_paper.pages.claims import ClaimVerdict
+from vaerdict_paper.pages.claims import ClaimVerdict, judged
 from vaerdict_paper.pages.crossed import cross_blocks
-from vaerdict_paper.pages.genes_claims import donor_claims, further_claims, on_each, paper_claims, targets
-from vaerdict_paper.pages.genes_rows import PROPOSALS, behind_best, crossed
+from vaerdict_paper.pages.genes_claims import (
+    donor_claims,
+    further_claims,
+    graded_claims,
+    on_each,
+    paper_claims,
+    targets,
+)
+from vaerdict_paper.pages.genes_rivals import COMPARED, rival_claims, rivals_table, winners
+from vaerdict_paper.pages.genes_rows import PROPOSALS, RIVALS, TRUE_RATES, behind_best, crossed, refined
 from vaerdict_paper.pages.genes_tables import (
     MAE,
     annealing_table,
@@ -24,13 +32,12 @@ from vaerdict_paper.pages.genes_tables import (
     floor_rows,
     models_table,
     plugin_table,
-    rivals_table,
     summary_table,
     uncertainty_table,
 )
 from vaerdict_paper.pages.seed_statistics import where
 
-HOLDS, FAILS, UNRESOLVED, NOT_RUN = ClaimVerdict
+HOLDS, FAILS, UNRESOLVED, TOO_FEW, NOT_RUN = ClaimVerdict
 SEEDS = range(5)
 MODELS = ("VAE", "IWAE", "WW", "CHI")
 SIMULATORS = ("appendix", "released")
@@ -45,7 +52,8 @@ def metrics(error: float, seed: int, *, tpr: float = 0.99, fdp: float = 0.04, co
     return {
         "fdr_mae": error + WOBBLE[seed], "auprc": 0.99, "fdp": fdp + WOBBLE[seed] / 10, "tpr": tpr + WOBBLE[seed] / 10,
         "coverage": cover + WOBBLE[seed], "coverage_absolute": 0.5, "width": 0.3, "lfc_slope": 1.0, "seconds": 1.0,
-        "calibration": CALIBRATION, "n_draws": 200,
+        "calibration": CALIBRATION, "n_draws": 200, "brier": error / 100 + WOBBLE[seed] / 10,
+        "interval_score": 2 - cover + WOBBLE[seed],
     }  # fmt: skip
 
 
@@ -76,7 +84,7 @@ def cross_rows() -> list[dict[str, Any]]:
         if w == "snis" or q in MODELS
     ]  # fmt: skip
     ais = [
-        {"model": m, "proposal": q, **about(s, i), "n_cells": 20, "beside_ais": True, "weights": "snis",
+        {"model": m, "proposal": q, **about(s, i), "n_cells": 50, "beside_ais": True, "weights": "snis",
          "prior": "model", "estimand": "centred", "uncertainty": "z+cells", **metrics(5.0, i)}
         for s in SIMULATORS for m in MODELS for q in ("AIS", "REFINED") for i in SEEDS
     ]  # fmt: skip
@@ -86,24 +94,33 @@ def cross_rows() -> list[dict[str, Any]]:
 def few_rows() -> list[dict[str, Any]]:
     error, power = {"all": 0.2, 50: 0.4, 20: 1.5}, {"all": 0.99, 50: 0.99, 20: 0.9}
     cover = {"z": 0.2, "z+cells": 0.8, "z+cells+model": 0.9}
-    kinds = [("centred", u, "group") for u in cover] + [("proportion", "z+cells", "group"), ("pair", "z", "group")]
+    kinds = [(e, u, "group") for e in ("centred", "proportion") for u in cover]
+    kinds += [("pair", u, "group") for u in list(cover)[1:]]
     return [
         {"model": m, "proposal": "REFINED", **about(s, i), "n_cells": n, "subsets": 2, "weights": "snis", "estimand": e,
          "uncertainty": u, "prior": p, "seconds_refits": 14.0,
-         **metrics(error[n] + (0.5 if p == "model" else 0), i, tpr=0.1 if e == "pair" else power[n], cover=cover[u])}
-        for s in SIMULATORS for m in MODELS for i in SEEDS for n in error
+         **metrics(error[n] + (0.5 if p == "model" else 0) + (1 if s == "graded" and u == "z" else 0), i,
+                   tpr=0.1 if e == "pair" else power[n], cover=cover[u])}
+        for s in (*SIMULATORS, "graded") for m in MODELS for i in SEEDS for n in error
         for e, u, p in [*kinds, ("centred", "z+cells", "model")]
     ]  # fmt: skip
 
 
+BASELINES = {"raw counts": 3.0, "true rates": 0.3, "FDP floor": 0.1}
+BY_PROPORTIONS = ("scvi-uniform", "scvi-importance", "scvi-means", "wilcoxon+lfc", "ttest+lfc")
+
+
 def baseline_rows() -> list[dict[str, Any]]:
-    names = {"raw counts": 3.0, "oracle": 0.3, "FDP floor": 0.1, "scvi-uniform": 20.0, "wilcoxon": 8.0}
-    return [
+    estimands = dict.fromkeys(BASELINES, ("centred", "proportion"))
+    estimands |= {name: ("proportion" if name in BY_PROPORTIONS else "centred",) for name in RIVALS}
+    rows = [
         {"model": name, "proposal": None, **about(s, i), "n_cells": n, "estimand": e, "seconds_train": 60.0,
-         **metrics(error, i, tpr=0.7)}
-        for s in SIMULATORS for name, error in names.items() for i in SEEDS for n in ("all", 50, 20)
-        for e in ("centred", "proportion")
+         **metrics(BASELINES.get(name, 8.0), i, tpr=0.7, cover=0.8), "auprc": 0.9 + WOBBLE[i]}
+        for s in SIMULATORS for name, truths in estimands.items() for i in SEEDS for n in ("all", 50, 20)
+        for e in truths if name != "scvi-importance" or n == "all"
     ]  # fmt: skip
+    of_tests = ("fdr_mae", "brier", "coverage", "interval_score", "n_draws")
+    return [{key: v for key, v in row.items() if "+lfc" not in row["model"] or key not in of_tests} for row in rows]
 
 
 def donor_rows() -> list[dict[str, Any]]:
@@ -135,7 +152,11 @@ def run() -> dict[str, Any]:
 
 
 def verdicts(run: dict[str, Any], make: Any) -> list[ClaimVerdict]:
-    return [claim.verdict for claim in on_each(make, run["models"], run["cross"], SIMULATORS)]
+    return of(on_each(make, run["models"], run["cross"], SIMULATORS))
+
+
+def of(claims: list[Any]) -> list[ClaimVerdict]:
+    return [judgement.verdict for judgement in judged(claims)[0]]
 
 
 PAPER = partial(paper_claims, printed={})
@@ -145,8 +166,10 @@ PAPER = partial(paper_claims, printed={})
 def test_claims_that_hold_are_found_to_hold(run):
     assert verdicts(run, PAPER) == [HOLDS] * 7
     assert verdicts(run, targets) == [HOLDS] * 4
-    assert verdicts(run, further_claims) == [HOLDS] * 4
-    assert [c.verdict for c in donor_claims(run["donors"])] == [HOLDS] * 2
+    assert verdicts(run, further_claims) == [HOLDS] * 5
+    assert verdicts(run, rival_claims) == [HOLDS] * 3
+    assert of(graded_claims(run["cross"])) == [HOLDS]
+    assert of(donor_claims(run["donors"])) == [HOLDS] * 2
 
 
 def test_a_claim_must_hold_on_every_simulator(run):
@@ -165,6 +188,29 @@ def test_claims_turn_with_the_numbers(run):
     _, _, vae, ranking, mixture, three, weights = verdicts(run, PAPER)
     assert (mixture, three, weights) == (FAILS,) * 3
     assert (vae, ranking) == (HOLDS, HOLDS)
+
+
+def test_what_is_best_must_beat_each_rival(run):
+    mixture = on_each(PAPER, run["models"], run["cross"], SIMULATORS)[4]
+    assert [e.what.split(" minus ")[1] for e in mixture.evidence] == [*MODELS] * 2
+    for row in where(run["cross"], proposal="CHI", weights="snis"):
+        row["fdr_mae"] -= 0.2
+    assert verdicts(run, PAPER)[4] is FAILS
+
+
+def test_rivals_are_compared_by_their_own_truth(run):
+    for row in where(run["cross"], estimand="proportion", proposal="REFINED"):
+        row["auprc"] = 0.5 + WOBBLE[row["seed"]]
+    evidence = rival_claims(run["models"], run["cross"], "appendix")[0].evidence
+    gaps = dict(zip(COMPARED, (e.difference.mean for e in evidence), strict=True))
+    assert {m for m, gap in gaps.items() if gap < 0} == set(BY_PROPORTIONS) - {"scvi-importance"}
+    assert verdicts(run, rival_claims)[0] is FAILS
+
+
+def test_overconfident_probabilities_are_seen_where_changes_are_graded(run):
+    for row in where(run["cross"], simulator="graded", uncertainty="z"):
+        row["brier"] -= 0.5
+    assert of(graded_claims(run["cross"])) == [FAILS]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +233,13 @@ def test_unreliable_proposals_miss_their_target(run):
 def test_few_data_sets_resolve_nothing(run):
     for name in ("models", "cross"):
         run[name] = [row for row in run[name] if row["seed"] < 2]
-    assert set(verdicts(run, PAPER)) == {UNRESOLVED}
+    assert set(verdicts(run, PAPER)) == {TOO_FEW}
     assert set(verdicts({"models": [], "cross": []}, PAPER)) == {NOT_RUN}
 
 
 def test_no_discovery_in_a_few_data_sets_proves_little():
     quiet = [row | {"n_called_05": 0} for row in donor_rows() if row["seed"] < 10]
-    assert donor_claims(quiet)[0].verdict is UNRESOLVED
+    assert of(donor_claims(quiet))[0] is UNRESOLVED
 
 
 def test_published_differences_stand_beside_ours(run):
@@ -203,19 +249,53 @@ def test_published_differences_stand_beside_ours(run):
 
 
 # ----------------------------------------------------------------------------------------------------- tables
-def test_floors_and_rivals_are_in_the_table_of_methods(run):
+def test_headlines_have_all_uncertainty_with_coverage_and_draws(run):
     table = summary_table(run["cross"], "appendix")
-    names = [row["method"] for row in table.rows]
-    assert names == [
+    all_cells = [row for row in table.rows if row["cells"] == "all cells"]
+    assert [row["method"] for row in all_cells] == [
         *(f"{m}, refined" for m in MODELS),
-        "raw counts",
-        "oracle",
-        "FDP floor",
-        "scvi-uniform",
-        "wilcoxon",
+        *("raw counts", TRUE_RATES, "FDP floor"),
     ]
-    assert table.rows[0]["fdr_mae-50"].value == pytest.approx(0.4)
+    vae = next(row for row in table.rows if row["cells"] == "50 per group")
+    assert (round(vae["fdr_mae"].value, 2), round(vae["coverage"].value, 2), vae["n_draws"]) == (0.4, 0.9, 200)
+    assert "latents, cells and model" in table.note
+    without_refits = [row for row in run["cross"] if row.get("uncertainty") != "z+cells+model"]
+    assert {row["uncertainty"] for row in refined(without_refits, "appendix", 50)} == {"z+cells"}
+    assert "uncertainty of latents and cells." in summary_table(without_refits, "appendix").note
     assert summary_table([], "appendix") is None
+
+
+def test_rivals_stand_with_their_own_truth(run):
+    rows = [row for row in rivals_table(run["cross"], "appendix").rows if row["cells"] == "50 per group"]
+    shown = {row["method"]: row for row in rows if row["method"] in RIVALS}
+    assert set(shown) == set(COMPARED)  # the importance mode compares all cells alone
+    assert {m for m, row in shown.items() if row["estimand"] == "proportions"} == {*BY_PROPORTIONS} & {*COMPARED}
+    wilcoxon = shown["wilcoxon+lfc"]
+    assert (wilcoxon["fdr_mae"], wilcoxon["brier"], wilcoxon["n_draws"]) == (None, None, None)
+    assert wilcoxon["auprc"].value == pytest.approx(0.9)
+    ours = [row["estimand"] for row in rows if row["method"] == "refined, all models"]
+    assert ours == ["expression", "proportions", "proportions, by random pairs"]
+    assert rivals_table([row for row in run["cross"] if row["proposal"]], "appendix") is None
+
+
+def test_the_summary_says_who_wins(run):
+    sentence = winners(run["cross"], "appendix")
+    assert "with 50 per group the best ranking is that of refined, all models (AP 0.990)" in sentence
+    for row in where(run["cross"], model="deseq2+lfc"):
+        row |= {"auprc": 1.0, "tpr": 1.0, "fdp": 0.02}
+    sentence = winners(run["cross"], "appendix")
+    assert "the best ranking is that of deseq2+lfc (AP 1.000; ours 0.990)" in sentence
+    assert "most genes are found by deseq2+lfc (100 %; ours 99 % with 4 % false)" in sentence
+    for row in where(run["cross"], model="deseq2+lfc"):
+        row["fdp"] = 0.2
+    assert "most genes are found by refined, all models (99 %)" in winners(run["cross"], "appendix")
+    for row in where(run["cross"], model=("deseq2+lfc", "edger+lfc")):
+        row |= {"auprc": 1.0, "tpr": 1.0, "fdp": 0.02}
+    assert "the best ranking is that of deseq2+lfc and 1 other (AP" in winners(run["cross"], "appendix")
+    for row in run["cross"]:
+        row["fdp"] = 0.2
+    assert "no method has a mean FDP of at most 5 % (ours 99 % with 20 % false)" in winners(run["cross"], "appendix")
+    assert winners([], "appendix") == ""
 
 
 def test_models_are_compared_within_their_data_set():
@@ -240,7 +320,7 @@ def test_cross_tables_mark_the_best_proposal_and_show_the_floors(run):
     assert [c.key for c in table.columns] == ["model", *PROPOSAL]
     assert all(is_best(row["REFINED"]) for row in table.rows)
     assert [row["model"] for row in floor_rows(run["cross"], "appendix")] == [
-        f"{n} (no proposal)" for n in ("raw counts", "oracle", "FDP floor")
+        f"{n} (no proposal)" for n in ("raw counts", TRUE_RATES, "FDP floor")
     ]
     plugin = plugin_table(run["cross"], "appendix").rows[0]
     assert plugin["plugin"].value - plugin["snis"].value == pytest.approx(1.0)
@@ -255,7 +335,7 @@ def test_uncertainty_adds_up_with_its_cost(run):
         "latents, cells and model",
         "latents and cells, common prior",
         "raw counts, cells",
-        "oracle, cells",
+        f"{TRUE_RATES}, cells",
     ]
     assert [round(row["coverage"].value, 2) for row in all_cells[:3]] == [0.2, 0.8, 0.9]
     assert (all_cells[1]["seconds"].value, all_cells[2]["seconds"].value) == (1.0, 15.0)
@@ -264,9 +344,7 @@ def test_uncertainty_adds_up_with_its_cost(run):
 def test_other_tables(run):
     assert [row["estimand"] for row in estimand_table(run["cross"], "appendix").rows] == [
         "centred", "proportion", "pair", "centred", "proportion",
-    ]  # fmt: skip
-    assert {row["method"] for row in rivals_table(run["cross"], "appendix").rows} >= {"scvi-uniform", "FDP floor"}
-    assert rivals_table([row for row in run["cross"] if row["proposal"]], "appendix") is None
+    ] * 3  # fmt: skip
     ais = annealing_table(run["models"], run["cross"], "appendix").rows[0]
     assert ais["ais"].value == pytest.approx(-380.02)
     assert ais["gradients_ais"].value == 10_000_000
@@ -286,10 +364,13 @@ def test_a_run_renders_to_a_page_a_text_and_a_table(tmp_path, run):
     assert "Genes: differential expression with a controlled false discovery rate" in page
     figures = {path.stem for path in (folder / "figures").glob("*.svg")}
     assert figures == {
-        f"{name}-{s}" for s in SIMULATORS for name in ("fdr", "calibration", "cross-fdr-mae", "cross-khat", "cross-ess")
-    }
+        f"{name}-{s}"
+        for s in SIMULATORS
+        for name in ("fdr", "calibration", "cross-fdr-mae", "cross-auprc", "cross-khat", "cross-ess")
+    } | {"calibration-graded"}
     assert "Of 7 claims of the paper" in text(load(folder))
     assert "7 hold" in markdown(load(folder))
+    assert "draws of each" in page
 
 
 def test_a_partial_run_renders_too(tmp_path, run):

@@ -13,21 +13,31 @@ from vaerdict.report.records import Row, rows_of
 from vaerdict.report.tables import Table, number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import genes_tables
-from vaerdict_paper.pages.claims import RULE, Claim, tally
+from vaerdict_paper.pages.claims import RULE, Judgement, judged, tally
 from vaerdict_paper.pages.crossed import cross_blocks
-from vaerdict_paper.pages.genes_claims import SCALES, donor_claims, further_claims, on_each, paper_claims, targets
+from vaerdict_paper.pages.genes_claims import (
+    SCALES,
+    donor_claims,
+    further_claims,
+    graded_claims,
+    on_each,
+    paper_claims,
+    targets,
+)
+from vaerdict_paper.pages.genes_rivals import rival_claims, rivals_table, winners
 from vaerdict_paper.pages.genes_rows import (
     FLOORS,
     PROPOSALS,
     UNCERTAINTIES,
     crossed,
     floor,
+    fullest,
     refined,
     simulators,
     title_of,
 )
-from vaerdict_paper.pages.genes_tables import ESS, KHAT, MAE
-from vaerdict_paper.pages.seed_statistics import mean_of, where
+from vaerdict_paper.pages.genes_tables import AP, ESS, KHAT, MAE
+from vaerdict_paper.pages.seed_statistics import counts_of, mean_of, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,22 +47,32 @@ _CURVE_SIZES = {"all": "all cells", 50: "50 per group"}
 
 def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Document:
     """The report on a finished run; stages that were not run are left out."""
-    models = rows_of(results, "models", "model", "seed", "simulator")
+    settings = results.get("settings", {})
+    khat_draws = {"khat_draws": settings.get("khat_draws")}
+    models = [{**row, **khat_draws} for row in rows_of(results, "models", "model", "seed", "simulator")]
     cross = rows_of(results, "cross", "model", "proposal", "seed", "simulator", "n_cells")
     curves = rows_of(results, "curves", "model", "simulator", "n_cells", "k", "fdp", "fdr")
     donors = rows_of(results, "donors", "model", "seed", "arm", "n_called_05")
     printed = published()["genes"]["printed"]
     names = simulators([*cross, *models])
-    tested = [name for name in names if name in ("appendix", "released")]
-    claims = on_each(partial(paper_claims, printed=printed), models, cross, tested)
-    goals = on_each(targets, models, cross, tested)
-    further = on_each(further_claims, models, cross, tested)
+    repaired = [name for name in names if name in ("appendix", "released")]  # with refits and AIS
+    claims, goals, further, on_donors = judged(
+        on_each(partial(paper_claims, printed=printed), models, cross, [name for name in names if name != "graded"]),
+        on_each(targets, models, cross, repaired),
+        [
+            *on_each(further_claims, models, cross, repaired),
+            *on_each(rival_claims, models, cross, repaired),
+            *(graded_claims(cross) if "graded" in names else []),
+        ],
+        donor_claims(donors) if donors else [],
+    )
     sections: list[tuple[str, list[Block | None]]] = [
         ("Claims of the paper", [f"{RULE} {SCALES}", claims]),
         ("Targets", [goals]),
         ("Further findings", [further, *(genes_tables.summary_table(cross, name) for name in names)]),
-        ("Cells are not replicates", [donor_claims(donors) if donors else None, genes_tables.donors_table(donors)]),
-        *((_heading(name), _of_simulator(name, models, cross, curves, results)) for name in names),
+        ("Other methods", [rivals_table(cross, name) for name in names]),
+        ("Cells are not replicates", [on_donors or None, genes_tables.donors_table(donors)]),
+        *((_heading(name), _of_simulator(name, models, cross, curves)) for name in names),
     ]
     title = "Genes: differential expression with a controlled false discovery rate"
     return Document(title, _summary(results, claims, goals, cross, names), present(sections), manifest)
@@ -64,7 +84,7 @@ def _heading(simulator: str) -> str:
 
 
 def _summary(
-    results: Row, claims: Sequence[Claim], goals: Sequence[Claim], cross: Sequence[Row], names: Sequence[str]
+    results: Row, claims: Sequence[Judgement], goals: Sequence[Judgement], cross: Sequence[Row], names: Sequence[str]
 ) -> list[str]:
     n = len(results.get("seeds", []))
     sets = f"{n} data sets of each simulator" if n != 1 else "one data set of each simulator"
@@ -72,6 +92,7 @@ def _summary(
         f"Of {len(claims)} claims of the paper, tested with a correct library size, equal draws and one scale for "
         f"truth and estimate, {tally(claims)} ({sets}). Of {len(goals)} targets of our own, {tally(goals)}.",
         *(sentence for name in names if (sentence := _few_cells(cross, name))),
+        *(sentence for name in names if (sentence := winners(cross, name))),
     ]
     if results.get("skipped"):
         sentences.append("The other tools were not installed, so their rows are missing.")
@@ -84,27 +105,36 @@ def _summary(
 
 def _few_cells(cross: Sequence[Row], simulator: str) -> str:
     """Fifty cells per group, with a model and without."""
-    keys = ("fdr_mae", "tpr")
-    model = [mean_of(refined(cross, simulator, 50), key) for key in keys]
+    keys, ours = ("coverage", "fdr_mae", "tpr"), refined(cross, simulator, 50)
+    model = [mean_of(ours, key) for key in keys]
     raw = [mean_of(floor(cross, simulator, FLOORS[0], 50), key) for key in keys]
-    (error, power), (raw_error, raw_power) = model, raw
-    if error is None or power is None or raw_error is None or raw_power is None:
+    (cover, error, power), (raw_cover, raw_error, raw_power) = (
+        [None if summary is None else summary.mean for summary in part] for part in (model, raw)
+    )
+    if None in (cover, error, power, raw_cover, raw_error, raw_power):
         return ""
-    shares = f"{number(100 * power.mean, 0)} % and {number(100 * raw_power.mean, 0)} %"
+    kind = fullest(ours) or ""
     return (
-        f"On {title_of(simulator)}, 50 cells per group, the FDR error is {number(error.mean, 2)} hundredths with a "
-        f"model and {number(raw_error.mean, 2)} with raw counts, and {shares} of the changed genes are found at 5 %."
+        f"On {title_of(simulator)}, 50 cells per group, 90 % intervals cover {_percent(cover)} of the true changes "
+        f"with a model (uncertainty of {UNCERTAINTIES.get(kind, kind)}) and {_percent(raw_cover)} with raw counts. "
+        f"The FDR error is {number(error or 0.0, 2)} and {number(raw_error or 0.0, 2)} hundredths, and "
+        f"{_percent(power)} and {_percent(raw_power)} of the changed genes are found at 5 %."
     )
 
 
-def _of_simulator(
-    name: str, models: Sequence[Row], cross: Sequence[Row], curves: Sequence[Row], results: Row
-) -> list[Block | None]:
-    settings, printed = results.get("settings", {}), published()["genes"]["printed"]
+def _percent(share: float | None) -> str:
+    return f"{number(100 * (share or 0.0), 0)} %"
+
+
+def _of_simulator(name: str, models: Sequence[Row], cross: Sequence[Row], curves: Sequence[Row]) -> list[Block | None]:
+    printed = published()["genes"]["printed"]
+    khat_draws = next((row["khat_draws"] for row in models), None)
+    pairs = [{**row, "khat_draws": khat_draws} for row in crossed(cross, name)]
     crosses: list[Block | None] = []
-    for quantity, pick, draws in ((MAE, min, "n_draws"), (KHAT, min, "khat_draws"), (ESS, max, "khat_draws")):
-        about = f"{title_of(name)}, {settings.get(draws, 'equal')} draws per cell"
-        blocks = cross_blocks(crossed(cross, name), quantity, PROPOSALS, about=about, name=f"-{name}", pick=pick)
+    shown = ((MAE, min, "n_draws"), (AP, max, "n_draws"), (KHAT, min, "khat_draws"), (ESS, max, "khat_draws"))
+    for quantity, pick, draws in shown:
+        about = f"{title_of(name)}, {counts_of(pairs, draws) or 'equal'} draws per cell"
+        blocks = cross_blocks(pairs, quantity, PROPOSALS, about=about, name=f"-{name}", pick=pick, draws=draws)
         if blocks:
             table, picture = blocks
             floors = genes_tables.floor_rows(cross, name) if quantity is MAE else []
@@ -118,8 +148,6 @@ def _of_simulator(
         _calibration(cross, name),
         _curves(where(curves, simulator=name), name),
         genes_tables.estimand_table(cross, name),
-        genes_tables.rivals_table(cross, name),
-        _folded(genes_tables.rivals_table(cross, name, "proportion")),
     ]
 
 
@@ -138,7 +166,7 @@ class Curve(NamedTuple):
 
 def _curves(rows: Sequence[Row], simulator: str) -> Picture | None:
     """FDR along the ranking, means over models and data sets."""
-    methods = {"refined": {"uncertainty": "z+cells"}, "raw counts": {"model": "raw counts"}}
+    methods = {"refined": {"uncertainty": fullest(rows)}, "raw counts": {"model": "raw counts"}}
     panels = {
         title: {name: curve for name, keys in methods.items() if (curve := _mean_curve(where(rows, n_cells=n, **keys)))}
         for n, title in _CURVE_SIZES.items()
