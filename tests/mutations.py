@@ -26,7 +26,6 @@ CAUGHT, MISSED, ERROR = "caught", "MISSED", "ERROR"
 
 _COPIED = ("src", "tests", "conftest.py", "pyproject.toml")
 _PASSED, _FAILED = 0, 1  # exit statuses of pytest; others mean that the tests could not be run
-_TIMEOUT_S = 600
 _SHOWN = 2000  # characters of the output of tests that could not be run
 
 
@@ -72,9 +71,9 @@ def check(mutation: Mutation, root: Path = ROOT) -> Outcome:
         copy = _copied(root, Path(folder))
         (copy / SOURCES / mutation.file).write_text(mutation.applied(root))
         done = _run(copy, mutation.tests)
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
-    if done.returncode == _FAILED and failed:
-        return Outcome(mutation, CAUGHT, failed[0].removeprefix("FAILED ").split(" - ")[0])
+    if done.returncode == _FAILED:
+        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        return Outcome(mutation, CAUGHT, failed[0].partition(" ")[2].partition(" - ")[0])
     if done.returncode == _PASSED:
         return Outcome(mutation, MISSED, "")
     return Outcome(mutation, ERROR, (done.stdout + done.stderr)[-_SHOWN:])
@@ -99,12 +98,10 @@ def _copied(root: Path, folder: Path) -> Path:
 
 def _run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The tests with the sources of a folder, up to the first that fails."""
-    options = ["-x", "-q", "-rf", "--tb=no", "--no-header", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "-rfE", "--tb=no", "--no-header", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
     command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
-    )
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -46,7 +46,7 @@ def test_every_planted_bug_fits_the_sources_and_names_tests_that_exist(mutation)
 
 
 def test_planted_bugs_have_names_of_their_own():
-    assert len({mutation.name for mutation in TABLE}) == len(TABLE) == 32
+    assert len({mutation.name for mutation in TABLE}) == len(TABLE) >= 32
 
 
 @pytest.mark.parametrize(("old", "n"), [("no such text", 0), ("m", 3)])

@@ -199,6 +199,16 @@ def test_a_plateau_lowers_the_rate_then_ends_training_at_the_best_parameters(mon
     assert [[r[0][0], r[1][0]] for r in rates] == [pytest.approx(pair) for pair in expected]
 
 
+def test_training_goes_on_from_the_best_parameters_after_a_plateau(monkeypatch):
+    """After the drop the rates are too small to change a bit, so that the next best parameters are those returned."""
+    one = member(IWAE, 0)
+    (two_epochs,) = short_train([one], replace(PLATEAU, patience=None, epochs=2))
+    script(monkeypatch, [[1.0], [2.0], [1.0], [1.0], [3.0], [1.0], [1.0]])
+    (fit,) = short_train([one], replace(PLATEAU, decay=1e-30))
+    assert (fit.epochs, fit.converged) == (7, True)
+    assert same_bits(fit, two_epochs)
+
+
 def test_small_gains_update_the_best_parameters_but_do_not_end_a_plateau(monkeypatch):
     one = member(IWAE, 0)
     (three_epochs,) = short_train([one], replace(PLATEAU, patience=None, epochs=3))
