@@ -79,8 +79,10 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
             for j, (name, method) in enumerate(_methods().items()):
                 progress(i * len(_methods()) + j, len(sizes) * len(_methods()), f"{name}, {n_cells:,} cells")
                 row = {"cells": n_cells, "genes": n_genes, "method": name, "question": method.question}
-                answer = _too_slow(name, n_cells, before, limit) or in_limits(name, (path, small), limit)
-                before[name] = (n_cells, answer.pop("spent_s")) if answer["stopped"] is None else None
+                answer = _too_slow(name, n_cells, before, limit)
+                if answer is None:
+                    answer = in_limits(name, (path, small), limit)
+                    before[name] = (n_cells, answer.pop("spent_s")) if answer["stopped"] is None else None
                 yield row | answer
             path.unlink()
     progress(1, 1, "done")

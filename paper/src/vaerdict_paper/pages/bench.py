@@ -100,7 +100,6 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("cpu_s", "CPU s", 2),
         Column("reading_s", "of which reading, s", 2),
         Column("training_s", "training, s", 0),
-        Column("wall_s", "s by the clock", 1),
         Column("peak_gb", "peak memory, GiB", 1),
         Column("n_called", "genes called"),
         Column("stopped", "no answer"),
