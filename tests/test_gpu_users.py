@@ -83,7 +83,7 @@ def scvi_model() -> Any:
 @cache
 def with_given_model(device: str) -> de.DEResult:
     model = scvi_model()
-    return de.differential_expression(model.adata, "group", "A", "B", model=model, device=device, **FAST)
+    return de.differential_expression(model.adata, "group", "A", "B", model=model, device=device, **{**FAST})
 
 
 def test_a_given_model_is_used_with_the_same_noise(device):
@@ -101,7 +101,7 @@ def test_a_given_model_is_used_with_the_same_noise(device):
 # ------------------------------------------------------------------------------------------ calibration
 @cache
 def calibrated(device: str) -> de.Calibration:
-    options = {"splits": 2, "spikes": 1, "seed": 0, **MODEL}
+    options: dict[str, Any] = {"splits": 2, "spikes": 1, "seed": 0, **MODEL}
     return de.calibrate(simulated(n=120, genes=30), "group", ["A"], device=device, **options)
 
 
@@ -126,7 +126,7 @@ def blobs(n: int = 150) -> tuple[np.ndarray, np.ndarray]:
 @cache
 def classifier(device: str, seed: int = 0) -> vd.SelectiveClassifier:
     pytest.importorskip("sklearn")
-    settings = {"epochs": 20, "proposals": (), "n_draws": 100, "hidden": (32,), "n_particles": 5}
+    settings: dict[str, Any] = {"epochs": 20, "proposals": (), "n_draws": 100, "hidden": (32,), "n_particles": 5}
     return vd.SelectiveClassifier(device=device, random_state=seed, **settings).fit(*blobs())
 
 

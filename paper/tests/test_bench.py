@@ -13,7 +13,7 @@ from vaerdict.core import DataError, SettingError
 from vaerdict.report import load, markdown, render
 from vaerdict.report.tables import ABSENT, Table
 from vaerdict_paper import benchmarks
-from vaerdict_paper.benchmarks import de, gpu, roofline, scaling
+from vaerdict_paper.benchmarks import de, gpu, roofline, samplers, scaling
 from vaerdict_paper.benchmarks.timing import (
     ABLATION,
     LIKE,
@@ -25,6 +25,7 @@ from vaerdict_paper.benchmarks.timing import (
     watched,
 )
 from vaerdict_paper.pages import bench as report
+from vaerdict_paper.pages import comparisons
 
 CPU = torch.device("cpu")
 CEILINGS = roofline.Ceilings("a device", 1e12, 1e11, 1e9, 1e4, 1e6)
@@ -277,6 +278,23 @@ def test_samplers_are_compared_with_one_change_at_a_time():
         assert changed == (2 if "sampler" in row["change"] else 1)  # a sampler brings its schedule
 
 
+def test_every_mode_of_scvi_tools_that_is_paired_is_measured():
+    assert {peer for _, _, peer, _, _ in comparisons._PAIRS} == set(de.MODES)
+    assert {between for _, between, *_ in comparisons._PAIRS} <= {de.PAIRS, de.MEANS, de.CENTRED_MEANS}
+    kinds = {peer: kind for _, _, peer, kind, _ in comparisons._PAIRS}
+    assert [peer for peer, kind in kinds.items() if kind == LIKE] == ["scvi-tools, importance"]
+
+
+@pytest.mark.slow
+def test_the_rows_of_samplers_and_de_make_comparisons():
+    rows = list(samplers.run(quick=True))
+    assert {row["case"] for row in samplers.changes(rows)} == {row["case"] for row in rows}
+    pytest.importorskip("scvi")
+    made = list(comparisons.comparisons({"benchmark": "de", "rows": de.run(quick=True)}))
+    assert len(made) == len(comparisons._PAIRS)
+    assert all(row["ratio"] > 0 for row in made)
+
+
 def test_a_method_without_an_answer_says_why():
     result = _result("de-scale", _scale_rows())
     assert "did not finish in 120 CPU s" in markdown(report.document([result], part="de-scale"))
@@ -298,9 +316,9 @@ def test_tables_name_machine_versions_commit_and_date():
     assert isinstance(table, Table)
     assert "2 threads of 4 CPU cores, torch 2.13, commit abcdef0 with changes, 2026-01-02" in table.caption
     assert "renown" not in table.caption  # it uses no GPU
-    samplers = report.document([_result("samplers", _sampler_rows())], part="samplers").sections[0].blocks[0]
-    assert "renown" in samplers.caption
-    assert "commit" not in samplers.caption
+    table = report.document([_result("samplers", _sampler_rows())], part="samplers").sections[0].blocks[0]
+    assert "renown" in table.caption
+    assert "commit" not in table.caption
     (everything,) = report.document([result], part="ratios").sections[0].blocks
     assert everything.rows[0]["versions"] == "torch 2.13, scvi 1.4.2"
 

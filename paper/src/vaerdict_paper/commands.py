@@ -74,8 +74,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-methods, prior, clustered, novelty, "
-            "novel-cells, scaling, gpu, million or all."
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-scale, de-methods, prior, clustered, "
+            "novelty, novel-cells, scaling, gpu, million or all."
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,
@@ -87,7 +87,7 @@ def bench(
     force: Annotated[bool, typer.Option("--force", help="Measure again what --out holds already.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure speed as a ratio to a peer timed in the same run, cost as a function of size, and verdicts by truth.
+    """Measure speed beside peers timed in the same run, cost as a function of size, and verdicts by truth.
 
     What is finished in --out is shown and not measured again, so that after a stop the same command goes on.
     """

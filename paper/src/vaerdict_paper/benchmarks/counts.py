@@ -77,7 +77,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
         partial(_against_scvi, NegativeBinomial(), "nb", True, quick, repeats),
         partial(_against_scvi, ZeroInflated(per_cell=True), "zinb", False, quick, repeats),
         lambda: _hoisting("dense", _dense(200 if quick else 1000), repeats),
-        lambda: _hoisting("mostly zero", sparse_counts(200 if quick else 1000, 100 if quick else 2000), repeats),
+        lambda: _hoisting("mostly zero", sparse_counts(200 if quick else 500, 100 if quick else 2000), repeats),
     ]
     for i, case in enumerate(cases):
         with one_thread():
@@ -98,7 +98,7 @@ def _hoisting(kind: str, x: Tensor, repeats: int) -> dict[str, Any]:
 def _against_scvi(
     likelihood: CountLikelihood, name: str, as_sparse: bool, quick: bool, repeats: int
 ) -> dict[str, Any] | None:
-    x = sparse_counts(500, 100) if quick else sparse_counts(5000, 2000)
+    x = sparse_counts(500, 100) if quick else sparse_counts(2500, 2000)
     rows: Any = sparse.csr_matrix(x.numpy()) if as_sparse else x
     with _quiet():
         peer = _scvi(rows, name)

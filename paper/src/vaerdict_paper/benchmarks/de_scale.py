@@ -42,7 +42,10 @@ DELTA, LEVEL = 0.5, 0.05
 N_GENES = 2000
 SIZES = (1000, 10_000, 100_000, 1_000_000)
 LIMIT, MEMORY = 120, 8  # CPU seconds and GiB that a method may use
-REPEATED = 10_000  # cells up to which a method is run three times
+REPEATS, ENOUGH = 3, 10.0  # runs of a method, unless those made took so many CPU seconds
+TOO_SLOW = 1.5  # times the limit: a method that would need more, by its seconds with fewer cells, is not tried
+
+_SMALL = 10_000  # cells up to which the seconds of an epoch are the difference of several epochs and one
 
 _TYPES, _STATES, _PROGRAMS = 8, 3, 16
 _LIBRARY, _DEPTHS = 500.0, (0.7, 1.0, 1.4)
@@ -76,10 +79,10 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
             for j, (name, method) in enumerate(_methods().items()):
                 progress(i * len(_methods()) + j, len(sizes) * len(_methods()), f"{name}, {n_cells:,} cells")
                 row = {"cells": n_cells, "genes": n_genes, "method": name, "question": method.question}
-                answer = _too_slow(name, n_cells, before, limit) or in_limits(
-                    name, (path, small), 3 if n_cells <= REPEATED else 1, limit
-                )
-                before[name] = (n_cells, answer.pop("spent_s")) if answer["stopped"] is None else None
+                answer = _too_slow(name, n_cells, before, limit)
+                if answer is None:
+                    answer = in_limits(name, (path, small), limit)
+                    before[name] = (n_cells, answer.pop("spent_s")) if answer["stopped"] is None else None
                 yield row | answer
             path.unlink()
     progress(1, 1, "done")
@@ -88,15 +91,15 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
 def _too_slow(
     name: str, n_cells: int, before: dict[str, tuple[int, float] | None], limit: int
 ) -> dict[str, Any] | None:
-    """Why a method is not tried: with fewer cells it was stopped, or so slow that it would need twice the limit."""
+    """Why a method is not tried: with fewer cells it was stopped, or too slow."""
     if name not in before:
         return None
     smaller = before[name]
     if smaller is None:
-        return {"stopped": "not tried: stopped with fewer cells"}
-    if smaller[1] * n_cells / smaller[0] <= 2 * limit:
+        return {"stopped": f"not tried: no answer in {limit} CPU s with fewer cells"}
+    if smaller[1] * n_cells / smaller[0] <= TOO_SLOW * limit:
         return None
-    return {"stopped": f"not tried: {smaller[1]:.0f} s for {smaller[0]:,} cells"}
+    return {"stopped": f"not tried in {limit} CPU s: {smaller[1]:.0f} for {smaller[0]:,} cells"}
 
 
 # ------------------------------------------------------------------------------------------------------ the methods
@@ -156,7 +159,7 @@ def _scvi(path: Path) -> dict[str, Any]:
         adata = anndata.read_h5ad(path)
         scvi.model.SCVI.setup_anndata(adata)
         reading = time.process_time() - began
-        model, more = scvi.model.SCVI(adata), 2 if adata.n_obs <= REPEATED else 0
+        model, more = scvi.model.SCVI(adata), 2 if adata.n_obs <= _SMALL else 0
         settings = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False}
         epochs = []
         for n in (1, 1 + more) if more else (1,):
@@ -174,7 +177,7 @@ def _scvi(path: Path) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------ limits
-def in_limits(name: str, files: tuple[Path, Path], repeats: int, limit: int, memory: float = MEMORY) -> dict[str, Any]:
+def in_limits(name: str, files: tuple[Path, Path], limit: int = LIMIT, memory: float = MEMORY) -> dict[str, Any]:
     """The medians of some runs of a method in a process with limits; ``stopped`` says which one it reached.
 
     `files` are the cells, and others for a first call that is not counted.
@@ -184,7 +187,7 @@ def in_limits(name: str, files: tuple[Path, Path], repeats: int, limit: int, mem
         return {"stopped": f"{package} is not installed"}
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, name, files, repeats, limit, memory), daemon=True)
+    process = context.Process(target=_work, args=(theirs, name, files, limit, memory), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -205,7 +208,7 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _work(sender: Connection, name: str, files: tuple[Path, Path], repeats: int, limit: int, memory: float) -> None:
+def _work(sender: Connection, name: str, files: tuple[Path, Path], limit: int, memory: float) -> None:
     """Run a method within limits and send what it measured."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -216,16 +219,18 @@ def _work(sender: Connection, name: str, files: tuple[Path, Path], repeats: int,
         answer(small)
         if sys.platform == "linux":  # elsewhere memory that is not used counts
             resource.setrlimit(resource.RLIMIT_DATA, (int(memory * 2**30), resource.RLIM_INFINITY))
-        rows = []
-        for _ in range(repeats):
+        rows: list[dict[str, Any]] = []
+        while len(rows) < REPEATS and sum(row["spent_s"] for row in rows) < ENOUGH:
             cpu, wall = time.process_time(), time.perf_counter()
             resource.setrlimit(resource.RLIMIT_CPU, (int(cpu) + limit + 1, resource.RLIM_INFINITY))
             row = answer(path)
             spent = time.process_time() - cpu
             trained = row.pop("trained_s", 0.0)
             rows.append({**row, "cpu_s": spent - trained, "wall_s": time.perf_counter() - wall, "spent_s": spent})
-        sender.send(_medians(rows) | {"peak_gb": _peak(), "repeats": repeats, "stopped": None})
-    except MemoryError:
+        sender.send(_medians(rows) | {"peak_gb": _peak(), "repeats": len(rows), "stopped": None})
+    except Exception as error:  # torch and HDF5 have errors of their own for it
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
         sender.send({"stopped": f"needs more than {memory:g} GiB"})
 
 

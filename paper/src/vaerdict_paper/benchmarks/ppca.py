@@ -23,7 +23,7 @@ from vaerdict_paper.benchmarks.timing import ABLATION, comparison, interleaved, 
 from vaerdict_paper.experiments.ppca import Preset, Problem, member
 
 NAMES = ("VAE", "IWAE", "WW", "CHI")
-EPOCHS = 20
+EPOCHS = 10
 _STACKED, _SINGLY, _SCRIPT = "stacked", "one at a time", "script"
 
 

@@ -48,7 +48,7 @@ _NOTES = {
     "three observations; NUTS counts as OK with R-hat below 1.01, a bulk ESS above 400 and no divergence, nested "
     "sampling always unless it did not end within 5 minutes. Evaluations are of the model or its gradient, per "
     "question; those of NUTS and nested sampling serve all four questions.",
-    "samplers": "All rows have the same total number of transitions. Costs are scaled to 0.05 nat by the spread of "
+    "samplers": "Costs are scaled to 0.05 nat by the spread of "
     "repeated estimates (SE before scaling); where it is above 0.3 the cost is extrapolated from a few chains that "
     "dominate, and usually too low. The training of the encoder is not counted.",
     "escalation": "Evaluations are of the model or its gradient. Effective draws: the ESS, per 1,000 evaluations or "
@@ -57,7 +57,7 @@ _NOTES = {
     "probability is computed. Latents drawn: per group. Fold changes between two random cells and between group means "
     "are scored by the changes of proportions, centred ones by those of expression. k-hat and ESS are of the encoder "
     "of scvi-tools, or our refinement of it. `vaerdict de` is the whole of its default path, without a model.",
-    "de-scale": "CPU seconds of one thread from the file to the table, medians of three runs up to 10,000 cells. "
+    "de-scale": "CPU seconds of one thread from the file to the table, medians of three runs unless they are long. "
     "Half of the cells are compared. Reading is part of the seconds; ours reads in blocks while it computes. Training, "
     "of scvi-tools, is not part of them: seconds of an epoch times its default number of epochs.",
     "clustered": "Cells are clustered by k-means on principal components of the counts (4 clusters of one kind, the "
@@ -100,7 +100,6 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("cpu_s", "CPU s", 2),
         Column("reading_s", "of which reading, s", 2),
         Column("training_s", "training, s", 0),
-        Column("wall_s", "s by the clock", 1),
         Column("peak_gb", "peak memory, GiB", 1),
         Column("n_called", "genes called"),
         Column("stopped", "no answer"),
@@ -253,10 +252,14 @@ def _changed(result: Row) -> Table:
 
 
 def _about(result: Row) -> str:
-    """What produced a result: the machine, torch, and where they are known the commit and the date."""
+    """What produced a result: the machine, torch, and where they are known the commit and the date.
+
+    Of an older result only the commit that it was ``stored`` with is known.
+    """
     commit, measured = result.get("commit"), result.get("measured")
     known = [f"torch {result['versions']['torch']}"]
     known += [f"commit {commit['sha'][:7]}{' with changes' if commit.get('dirty') else ''}"] if commit else []
+    known += [f"stored with {result['stored']}"] if result.get("stored") else []
     known += [measured] if measured else []
     return ", ".join([_machine(result), *known])
 
@@ -413,7 +416,7 @@ def gpu_tables(result: Row, mnist_stages: Sequence[Row]) -> list[Block]:
     ceilings = [row for row in rows if row["kind"] == "ceilings"]
     stacks = [_bound(row) for row in rows if row["kind"] == "stack"]
     return [
-        Table("gpu-ceilings", f"Ceilings, measured in the same run ({_machine(result)}).", _CEILINGS, ceilings),
+        Table("gpu-ceilings", f"Ceilings, measured in the same run ({_about(result)}).", _CEILINGS, ceilings),
         Table("gpu-stacks", "A training step of each kind of stack.", _STACKS, stacks, note=_RULE),
         Table(
             "gpu-grids",
