@@ -45,6 +45,7 @@ from vaerdict_paper.experiments.mnist_settings import (
     MIXTURE,
     N_KNOWN,
     PRESETS,
+    SIZE_NAMES,
     Preset,
     Variant,
     preset_of,
@@ -111,6 +112,7 @@ def _tag(variant: Variant, fit: Trained) -> dict[str, Any]:
         "model": fit.name,
         "seed": fit.seed,
         "variant": variant.name,
+        "sizes": SIZE_NAMES.get(variant.architecture),
         "n_classes": N_KNOWN + variant.free,
         "free": variant.free,
         "shifts": bool(variant.shifts),
@@ -172,7 +174,7 @@ def _scored(lab: Lab, fit: Trained) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------- selected models
 @dataclass(frozen=True)
 class Inference:
-    """A way to answer: proposals of rising cost, each with its draws, for digits that the one before left unreliable."""
+    """A way to answer: proposals with their draws, each for the digits that the one before leaves unreliable."""
 
     stages: dict[str, MakeProposal]
     n_draws: list[int]

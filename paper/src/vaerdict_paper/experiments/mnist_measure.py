@@ -23,7 +23,7 @@ PAPER_DRAWS = 100
 
 
 class Weighted(NamedTuple):
-    """Class probabilities with their evidence, and the IWELBO of each digit with the paper's draws, if there are any."""
+    """Class probabilities with their evidence, and each digit's IWELBO with the paper's draws, if there are as many."""
 
     posterior: ClassPosterior
     iwelbo: Tensor | None

@@ -18,10 +18,12 @@ MIXTURE = ("IWAE", "WW", "CHI")
 # The paper's text gives three convolutions of size 3, two fully connected layers, and one hidden layer of 128 units in
 # every other network. It gives no channels: 16, 32 and 32 are ours.
 PRINTED_SIZES = Architecture()
-# The sizes of the released code. Its layer class makes a hidden layer as wide as the output where no width is given: 784
-# units decode x, and nine classify z. It defines two dense layers of 128 behind the convolutions but never calls them.
+# The sizes of the released code. Its layer class makes a hidden layer as wide as the output where no width is given:
+# 784 units decode x, and nine classify z. It defines two dense layers of 128 behind the convolutions, but never calls
+# them.
 RELEASED_SIZES = Architecture(decoder=(784,), channels=(32, 64, 128), padded=False, encoder=(), classifier=(9,))
 OUR_SIZES = Architecture(decoder=(784,), channels=(32, 64, 128), encoder=(256,))
+SIZE_NAMES = {PRINTED_SIZES: "printed", RELEASED_SIZES: "released", OUR_SIZES: "ours"}
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ OURS = Variant("ours", FOUR, FOUR, OUR_SIZES, cooling=0.3)
 # NINE (wake-wake with exact sums, shifts and no dropout) was chosen among nine settings by its average precision on the
 # test digits of splits 0 and 100; the preset `best` uses other splits. There it rejected nines no better than a
 # supervised network; SHIFTED, the paper's setting with shifts and fitted proposals, was added for that reason. All
-# three were chosen with the labelled bound at weight 1. LARGE is FREE with larger networks and the labelled bound at its
-# share, chosen before any run of it.
+# three were chosen with the labelled bound at weight 1. LARGE is FREE with larger networks and the labelled bound at
+# its share, chosen before any run of it.
 NINE = Variant("nine", ("WW",), relaxed=False, dropout=0.0, shifts=2, cooling=0.3, labelled_bound=1.0)
 SHIFTED = Variant("shifted", ("IWAE",), FOUR, shifts=2, cooling=0.3, labelled_bound=1.0)
 FREE = replace(NINE, name="free", proposals=FOUR, free=1)
