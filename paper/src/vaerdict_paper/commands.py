@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def reproduce(
     name: Annotated[str, typer.Argument(help="bivariate, ppca, mnist, genes, audit or all.")],
     preset: Annotated[
-        str, typer.Option(help="quick (minutes) or paper (everything); mnist also has best, genes also has rivals.")
+        str,
+        typer.Option(help="quick (minutes) or paper (all); mnist also: printed, released, ours, best; genes: rivals."),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, if not that of the preset.")] = None,
     audit: Annotated[bool, typer.Option("--audit", help="With ppca: also audit the paper's released code.")] = False,

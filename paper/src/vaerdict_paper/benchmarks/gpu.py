@@ -29,7 +29,7 @@ from vaerdict.training.optimiser import allow_tf32, make_graphed_step
 from vaerdict.training.semisupervised_stack import SemiData, SemiStack, stack_data
 from vaerdict.training.stacks import Stack, signature
 from vaerdict_paper.benchmarks.roofline import Ceilings, ceilings, demand, seconds_of, shares
-from vaerdict_paper.experiments import genes_fit, mnist, ppca
+from vaerdict_paper.experiments import genes_fit, mnist_lab, mnist_settings, ppca
 
 log = logging.getLogger("vaerdict.paper.gpu")  # below the logger that the commands print
 
@@ -148,7 +148,7 @@ Maker = Callable[[], Workload]
 # -------------------------------------------------------------------------------------------------------- MNIST
 def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
     """Models in their stacks (VAE with IWAE, WW, CHI), and the proposals that are fitted to each of them."""
-    paper = mnist.PRESETS["paper"]
+    paper = mnist_settings.PRESETS["paper"]
     preset = replace(
         paper, n_particles=sizes.particles or paper.n_particles, batch_size=sizes.batch or paper.batch_size
     )
@@ -156,17 +156,17 @@ def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
     make = partial(_semi, preset=preset, data=data, device=device)
     for names in (("VAE", "IWAE"), ("WW",), ("CHI",)):
         keys = [(name, seed) for name in names for seed in range(sizes.seeds)]
-        yield partial(make, keys, epochs=mnist.PAPER.epochs, learn_model=True)
+        yield partial(make, keys, epochs=mnist_settings.AS_PRINTED.epochs, learn_model=True)
         # proposals by these rules for the models of all four rules, twenty in a stack
         n = len(names)
-        keys = [(name, i) for name in names for i in range(len(mnist.FOUR) * sizes.seeds // n)]
-        yield partial(make, keys, epochs=preset.proposal_epochs, learn_model=False, stacks=n)
+        keys = [(name, i) for name in names for i in range(len(mnist_settings.FOUR) * sizes.seeds // n)]
+        yield partial(make, keys, epochs=preset.proposal_epochs, learn_model=False, stacks=n * preset.n_networks)
 
 
 def _semi(
     keys: list[tuple[str, int]],
     *,
-    preset: mnist.Preset,
+    preset: mnist_settings.Preset,
     data: SemiData,
     device: torch.device,
     epochs: int,
@@ -175,9 +175,9 @@ def _semi(
 ) -> Workload:
     members = []
     for name, seed in keys:
-        model = M1M2(data.x.shape[1], mnist.N_KNOWN, generator=seeded(seed))
-        members.append(mnist.fresh_member(model, name, seed, fresh=seed))
-    settings = mnist.training_settings(preset, mnist.PAPER, epochs)
+        model = M1M2(data.x.shape[1], mnist_settings.N_KNOWN, generator=seeded(seed))
+        members.append(mnist_lab.fresh_member(model, name, seed, fresh=seed))
+    settings = mnist_lab.training_settings(preset, mnist_settings.AS_PRINTED, epochs)
     stack = SemiStack(members, stack_data([data] * len(members), device), settings, learn_model=learn_model)
     batches = stack.shuffled()
     kind = "models" if learn_model else "proposals"
@@ -198,7 +198,7 @@ def _semi(
 
 def _images(n: int, n_labels: int) -> SemiData:
     x = torch.rand(n, 784, generator=seeded(0))
-    return SemiData(x, torch.arange(n_labels), torch.arange(n_labels) % mnist.N_KNOWN)
+    return SemiData(x, torch.arange(n_labels), torch.arange(n_labels) % mnist_settings.N_KNOWN)
 
 
 def _names(keys: Sequence[tuple[str, int]]) -> str:

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vaerdict import selective
 from vaerdict.classify.agreement import Agreement
-from vaerdict.inference.class_probabilities import ClassPosterior
+from vaerdict.core import log_mean_exp
+from vaerdict.inference.class_probabilities import ClassPosterior, MakeProposal, chunk_size, class_weights
+from vaerdict.models.m1m2 import M1M2
 
 UNSEEN = 9
 """The digit that is never labelled."""
+
+
+PAPER_DRAWS = 100
+"""Draws of the paper's IWELBO."""
+
+
+class Weighted(NamedTuple):
+    """Class probabilities with their evidence, and each digit's IWELBO with the paper's draws, if there are as many."""
+
+    posterior: ClassPosterior
+    iwelbo: Tensor | None
+
+
+def weighted(model: M1M2, x: Tensor, make: MakeProposal, k: int, *, generator: torch.Generator) -> Weighted:
+    """P(c | x) and bounds on log p(x) from the same k draws for each class, which share z where the proposal does."""
+    answers, bounds = [], []
+    for rows in x.split(chunk_size(x, k, model.n_classes)):
+        log_w = class_weights(model, rows, make, k, generator=generator)
+        answers.append(ClassPosterior.from_weights(log_w))
+        bounds.append(iwelbo_of(torch.logsumexp(log_w.double(), -1), PAPER_DRAWS))
+    bound = None if k < PAPER_DRAWS else torch.cat([b for b in bounds if b is not None])
+    return Weighted(ClassPosterior.concatenated(answers), bound)
+
+
+def iwelbo_of(log_w: Tensor, k: int) -> Tensor | None:
+    """The IWELBO with k draws, averaged over as many disjoint sets of draws as there are; None if there are fewer.
+
+    Draws of a mixture are sorted by component, so that every set takes its draws at equal distances.
+
+    Shapes: ``(K, n) -> (n,)``.
+    """
+    n_sets = len(log_w) // k
+    if not n_sets:
+        return None
+    return torch.stack([log_mean_exp(log_w[i::n_sets][:k]) for i in range(n_sets)]).mean(0)
+
+
+def bounds_of(answer: Weighted, label: Tensor) -> dict[str, float]:
+    """The IWELBO of all digits and of the known ones, with all draws and with the paper's.
+
+    The model never sees a label of the unseen digit, whose images are easier than the average.
+    """
+    known = label != UNSEEN
+    bounds = {"iwelbo": answer.posterior.log_evidence, f"iwelbo_{PAPER_DRAWS}": answer.iwelbo}
+    return {
+        f"{name}{suffix}": bound[digits].mean().item()
+        for name, bound in bounds.items()
+        if bound is not None
+        for suffix, digits in (("", slice(None)), ("_known", known))
+    }
 
 
 def decisions_of(prob: Tensor, label: Tensor, n_known: int, suffix: str = "") -> dict[str, float]:
@@ -33,13 +86,17 @@ def decisions_of(prob: Tensor, label: Tensor, n_known: int, suffix: str = "") ->
     return row
 
 
-def weights_of(answer: ClassPosterior, n_draws: int) -> dict[str, float]:
-    """Median k-hat, share of digits below the threshold, effective sample size as a share of draws, evidence."""
+def weights_of(answer: ClassPosterior, n_draws: Sequence[int]) -> dict[str, float]:
+    """Median k-hat, share of digits below the threshold, effective sample size as a share of draws, mean draws.
+
+    `n_draws` are the draws of every stage of inference.
+    """
+    draws = torch.tensor(n_draws, dtype=torch.double, device=answer.ess.device)[answer.stage]
     return {
         "khat": answer.khat.nanmedian().item(),
         "khat_share_ok": answer.certified.double().mean().item(),
-        "ess": (answer.ess.mean() / n_draws).item(),
-        "iwelbo": answer.log_evidence.mean().item(),
+        "ess": (answer.ess / draws).mean().item(),
+        "draws_mean": draws.mean().item(),
     }
 
 

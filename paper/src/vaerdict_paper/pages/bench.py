@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -438,7 +439,8 @@ def _grid_rows(stacks: Sequence[Row], mnist_stages: Sequence[Row]) -> list[Row]:
         if stack.get("trained_s") is not None:
             row |= {"measured_s": row.get("measured_s", 0.0) + stack["trained_s"], "device": stack["device"]}
     for what, stage in (("models", "training"), ("proposals", "proposals")):
-        timed = [row for row in mnist_stages if row["stage"] == stage and " of paper," in row["what"]]
+        # older runs name the variant as printed "paper"
+        timed = [r for r in mnist_stages if r["stage"] == stage and re.search(" of (printed|paper),", r["what"])]
         if timed and ("MNIST", what) in rows:
             rows["MNIST", what] |= {"measured_s": sum(row["seconds"] for row in timed), "device": timed[0]["device"]}
     return list(rows.values())

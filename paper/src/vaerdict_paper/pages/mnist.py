@@ -11,7 +11,7 @@ from vaerdict.report.records import Row, grouped, rows_of
 from vaerdict.report.tables import number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import mnist_figures, mnist_tables
-from vaerdict_paper.pages.claims import RULE
+from vaerdict_paper.pages.claims import RULE, judged
 from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.mnist_claims import (
     SCALES,
@@ -21,10 +21,11 @@ from vaerdict_paper.pages.mnist_claims import (
     targets,
     third_step,
 )
-from vaerdict_paper.pages.mnist_rows import best_model, counts_of, crossed
+from vaerdict_paper.pages.mnist_rows import SIZES, best_model, crossed
 from vaerdict_paper.pages.mnist_summary import summary
-from vaerdict_paper.pages.mnist_tables import ACCURACY, ACCURACY_IS, CROSS
+from vaerdict_paper.pages.mnist_tables import CROSS
 from vaerdict_paper.pages.ppca_tables import PROPOSALS
+from vaerdict_paper.pages.seed_statistics import counts_of, where
 
 _NEEDED = {
     "models": ("model", "seed"),
@@ -48,45 +49,61 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     source = published()["mnist"]
     models, cross, refined = parts["models"], parts["cross"], parts["refined"]
     best = results.get("preset") == "best"
-    claims = [] if best else paper_claims(models, cross, source["printed"])
-    goals = targets(results.get("preset"), models, cross, refined, _total_seconds(parts["stages"]))
-    rejection = [*([] if best else rejection_claims(models, cross)), *third_step(cross)]
+    printed = source["printed"]
+    claims, goals, rejection, inference = judged(
+        [] if best else paper_claims(models, cross, printed),
+        targets(results.get("preset"), models, cross, refined, _total_seconds(parts["stages"]), printed),
+        [*([] if best else rejection_claims(models, cross)), *third_step(cross)],
+        refinement_claims(refined),
+    )
     rule = f"{RULE} {SCALES}"
     methods = ("Rejecting the unlabelled digit", [rejection, mnist_tables.methods_table(models, cross)])
-    paper_table = None if best else mnist_tables.models_table(models, source["printed"], source["released"])
+    paper_table = None if best else mnist_tables.models_table(models, printed, source["released"])
     sections: list[tuple[str, Sequence[Block | None]]] = [
         ("Claims of the paper", [rule, claims] if claims else []),
         ("Targets", [None if claims else rule, goals] if goals else []),
         *([methods] if best else []),
         (
             "Each model with its own proposal" if best else "The paper's table",
-            [paper_table, mnist_tables.weights_table(models, source["printed"])],
+            [
+                None if best else mnist_tables.iwelbo_table(models, printed, source["released"]),
+                paper_table,
+                mnist_tables.weights_table(models, printed),
+            ],
         ),
         ("Every model with every proposal", _cross(cross)),
         (
             "Better inference",
-            [refinement_claims(refined), mnist_tables.refinement_table(refined), mnist_tables.better_table(refined)],
+            [inference, mnist_tables.refinement_table(refined), mnist_tables.better_table(refined)],
         ),
         ("The sampler's error and the model's", [mnist_tables.agreement_table(parts["agreement"])]),
         *([] if best else [methods]),
         ("Decision rules", [*_rules(parts["decisions"], best_model(models)), *_curves(parts["curves"])]),
-        ("Examples of digits", [*_digits(parts["digits"]), _latent(parts["latent"])]),
+        ("Examples of digits", [*_digits(_shown(parts["digits"])), _latent(_shown(parts["latent"]))]),
         ("Cost", _cost(parts["stages"], source["released"])),
     ]
-    return Document("MNIST: decide, or reject", summary(results, parts, claims, goals), present(sections), manifest)
+    return Document(
+        "MNIST: decide, or reject", summary(results, parts, claims, goals, inference), present(sections), manifest
+    )
 
 
 def _cross(cross: Sequence[Row]) -> list[Block]:
-    """Heat maps of precision and accuracy without and with weights; the tables of accuracy folded."""
+    """Heat maps and tables of precision and accuracy, without and with weights."""
     blocks: list[Block] = []
     rows = crossed(cross)
     about = f"{counts_of(rows, 'n_draws') or 'equal'} draws"
     for quantity, title in CROSS.items():
-        both = cross_blocks(rows, quantity, PROPOSALS, about=about, title=title, pick=max)
+        both = cross_blocks(rows, quantity, PROPOSALS, about=about, title=title, pick=max, draws="n_draws")
         if both:
             table, picture = both
-            blocks += [picture, replace(table, detail=quantity in (ACCURACY, ACCURACY_IS))]
+            blocks += [picture, replace(table, note=_TOGETHER)]
     return blocks
+
+
+_TOGETHER = (
+    "MIS: three networks by IWAE, WW and CHI together, with weights also the prior; 3 IWAE: three networks by one "
+    "objective, likewise. All networks of a pair share its draws."
+)
 
 
 def _rules(decisions: Sequence[Row], model: str | None) -> list[Block | None]:
@@ -129,6 +146,12 @@ _KINDS = {
     "wrongly rejected": "Wrongly rejected: seen digits.",
     "wrongly accepted": "Wrongly accepted: nines classified as a seen digit.",
 }
+
+
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the variant that claims are about, all rows where it is not named."""
+    name = next((name for name in SIZES if where(rows, variant=name)), None)
+    return where(rows, variant=name) if name else list(rows)
 
 
 def _digits(digits: Sequence[Row]) -> list[Block]:

@@ -20,12 +20,18 @@ SELECTED = "the selected model"
 AVERAGED = ", proposals averaged"
 """The mixture without weights: the mean of the class probabilities of its recognition networks."""
 
+SIZES = {"ours": "our sizes", "released": "as released", "printed": "as printed"}
+"""The sizes of the networks in print, first those that claims are about; rows of older runs do not name them."""
+
 SCORES = {"auprc": "1 \N{MINUS SIGN} max", "auprc_entropy": "entropy", "auprc_free": "free class"}
 """The reject scores, by the key of their average precision."""
 
 
 class Method(NamedTuple):
-    """A way to reject digits: a model, its classes, a reject score, and the key of its average precision."""
+    """A way to reject digits: a model, its classes, a reject score, and the key of its average precision.
+
+    Keys that end in ``_is`` are those of decisions with weights.
+    """
 
     name: str
     kind: str
@@ -44,22 +50,30 @@ class Method(NamedTuple):
     @property
     def points(self) -> dict[Any, float]:
         """Accuracy on seen digits in per cent, by seed."""
-        return percent(self.rows, "accuracy")
+        return percent(self.rows, self.accuracy)
+
+    @property
+    def accuracy(self) -> str:
+        """The key of the accuracy."""
+        return "accuracy_is" if self.key.endswith("_is") else "accuracy"
 
 
-def variant(row: Row) -> tuple[bool, bool, bool]:
-    """How a model differs from the paper's: a free class, random shifts, an exact sum over classes."""
-    return bool(row.get("free")), bool(row.get("shifts")), row.get("relaxed") is False
+def variant(row: Row) -> tuple[bool, bool, bool, int]:
+    """How a model differs from the paper's: a free class, shifts, an exact sum over classes; the place of its sizes."""
+    sizes = list(SIZES).index(row["sizes"]) if row.get("sizes") in SIZES else 0
+    return bool(row.get("free")), bool(row.get("shifts")), row.get("relaxed") is False, sizes
 
 
 def title(row: Row) -> str:
     """The model's name with how it differs from the paper's."""
-    names = [name for differs, name in zip(variant(row), ("free class", "shifts", "exact sum"), strict=True) if differs]
+    differences = zip(variant(row), ("free class", "shifts", "exact sum"), strict=False)
+    names = [name for differs, name in differences if differs]
+    names += [SIZES[row["sizes"]]] if row.get("sizes") in SIZES else []
     return f"{row['model']} ({', '.join(names)})" if names else str(row["model"])
 
 
 def paper_variant(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the variant nearest to the paper's."""
+    """The rows of the variant nearest to the paper's, with our sizes if there are several."""
     nearest = min(map(variant, rows), default=None)
     return [row for row in rows if variant(row) == nearest]
 
@@ -125,25 +139,47 @@ def pairs(cross: Sequence[Row], key: str) -> dict[str, Scores]:
 
 
 def methods(models: Sequence[Row], cross: Sequence[Row] = ()) -> list[Method]:
-    """Every model and variant with every score, by its own proposal and by the mixture of those in `cross`."""
-    mixed = by_title(row for row in cross if row.get("proposal") == "MIS")
-    named = by_title(models) | {f"{name}{AVERAGED}": rows for name, rows in mixed.items()}
-    return [
-        Method(name, FREE if part[0].get("free") else NINE, score, part, key)
-        for name, part in named.items()
-        for key, score in SCORES.items()
-        if by_seed(part, key)
-    ]
+    """Every model and variant with every score: by its own proposal, and by several networks of `cross` together."""
+    named = by_title(models)
+    for proposal, rows in together(cross).items():
+        suffix = AVERAGED if proposal == "MIS" else f", {proposal} averaged"
+        named |= {f"{name}{suffix}": part for name, part in by_title(rows).items()}
+    return [method for name, part in named.items() for method in _scored(name, part)]
 
 
 def weighted(cross: Sequence[Row]) -> list[Method]:
-    """The mixture with its weights, the paper's third step, with every score."""
-    mixed = by_title(row for row in cross if row.get("proposal") == "MIS")
+    """The mixture with its weights, the paper's third step, and its controls, with every score."""
     return [
-        Method(f"{name} with MIS and weights", FREE if part[0].get("free") else NINE, score, part, f"{key}_is")
-        for name, part in mixed.items()
+        method
+        for proposal, rows in together(cross).items()
+        for name, part in by_title(rows).items()
+        for method in _scored(f"{name} with {proposal} and weights", part, "_is")
+    ]
+
+
+def together(cross: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of several networks together: the mixture, and ensembles by one objective (``3 IWAE``)."""
+    rows = [row for row in cross if row.get("proposal") == "MIS" or is_ensemble(row)]
+    return {str(name): part for (name,), part in grouped(rows, "proposal").items()}
+
+
+def is_ensemble(row: Row) -> bool:
+    """Whether the row is of several networks by one objective."""
+    return row.get("proposal") not in (None, "MIS") and (row.get("networks") or 1) > 1
+
+
+def ensembles(cross: Sequence[Row]) -> dict[str, str]:
+    """The ensembles by one objective in `cross`, by this objective: ``{"IWAE": "3 IWAE"}``."""
+    names = dict.fromkeys(str(row["proposal"]) for row in cross if is_ensemble(row))
+    return {name.split(maxsplit=1)[-1]: name for name in names}
+
+
+def _scored(name: str, rows: Sequence[Row], suffix: str = "") -> list[Method]:
+    kind = FREE if rows[0].get("free") else NINE
+    return [
+        Method(name, kind, score, list(rows), f"{key}{suffix}")
         for key, score in SCORES.items()
-        if by_seed(part, f"{key}_is")
+        if by_seed(rows, f"{key}{suffix}")
     ]
 
 
@@ -163,9 +199,3 @@ def most_precise(candidates: Sequence[Method], kind: str) -> Method | None:
     """The method of one kind with the highest mean average precision."""
     means = [(mean.mean, i) for i, m in enumerate(candidates) if m.kind == kind and (mean := mean_of(m.rows, m.key))]
     return candidates[max(means)[1]] if means else None
-
-
-def counts_of(rows: Sequence[Row], key: str) -> str | None:
-    """The different values of a count, as text."""
-    values = sorted({row[key] for row in rows if row.get(key) is not None})
-    return " or ".join(f"{value:,}" for value in values) or None

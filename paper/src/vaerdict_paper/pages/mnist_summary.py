@@ -8,8 +8,8 @@ from typing import Any
 from vaerdict.classify.agreement import ADVICE
 from vaerdict.report.records import Row
 from vaerdict.report.tables import number
-from vaerdict_paper.pages.claims import Claim, ClaimVerdict, Evidence, best_of, tally
-from vaerdict_paper.pages.mnist_claims import accuracy_gain, most_reliable, precision_gain
+from vaerdict_paper.pages.claims import ClaimVerdict, Judgement, best_of, tally
+from vaerdict_paper.pages.mnist_claims import accuracy_gain, last_stage, precision_gain
 from vaerdict_paper.pages.mnist_rows import (
     FREE,
     NINE,
@@ -32,9 +32,13 @@ Rows = Sequence[Row]
 
 
 def summary(
-    results: Mapping[str, Any], parts: Mapping[str, Rows], claims: Sequence[Claim], goals: Sequence[Claim]
+    results: Mapping[str, Any],
+    parts: Mapping[str, Rows],
+    claims: Sequence[Judgement],
+    goals: Sequence[Judgement],
+    inference: Sequence[Judgement],
 ) -> list[str]:
-    """The sentences at the top of the page."""
+    """The sentences at the top of the page; `inference` are the judgements on refinement."""
     models, cross, refined = parts["models"], parts["cross"], parts["refined"]
     name, n = best_model(models), len(results.get("seeds", []))
     return [
@@ -45,6 +49,7 @@ def summary(
             _best_model(models),
             _best_pair(cross),
             *_better_inference(of_model(refined, name)),
+            effect_on_decisions(inference, of_model(refined, name)),
             _agreement(of_model(parts["agreement"], name)),
             _rejection(models, cross),
             _preset(results.get("preset")),
@@ -53,7 +58,7 @@ def summary(
     ]
 
 
-def _tally(claims: Sequence[Claim], what: str, n: int) -> str:
+def _tally(claims: Sequence[Judgement], what: str, n: int) -> str:
     if all(claim.verdict is ClaimVerdict.NOT_RUN for claim in claims):
         return ""
     return f"Of {len(claims)} {what}, {tally(claims)} ({f'{n} seeds' if n != 1 else 'one seed'})."
@@ -62,7 +67,7 @@ def _tally(claims: Sequence[Claim], what: str, n: int) -> str:
 def _preset(preset: Any) -> str:
     if preset == "quick":
         return "This is the quick preset: few digits and short training, not a run to be cited."
-    return "" if preset in ("paper", "best") else f"This is the {preset} preset."
+    return "" if preset in ("paper", "printed", "released", "ours", "best") else f"This is the {preset} preset."
 
 
 def _best_model(models: Rows) -> str:
@@ -77,11 +82,10 @@ def _best_model(models: Rows) -> str:
 
 
 def _ahead(gap: Summary | None, second: str, unit: str, digits: int) -> str:
+    """How far the best is ahead of the second; both are picked from these seeds, so that no verdict is given."""
     if gap is None:
         return ""
-    resolved = Evidence("", gap, +1).verdict is ClaimVerdict.HOLDS
-    size = f"{number(gap.mean, digits)}{f' {unit}' if unit else ''}{_error(gap, digits)}"
-    return f", {size} ahead of {second}" + ("" if resolved else ", a difference that is not resolved")
+    return f", {number(gap.mean, digits)}{f' {unit}' if unit else ''}{_error(gap, digits)} ahead of {second}"
 
 
 def _error(gap: Summary, digits: int) -> str:
@@ -109,7 +113,7 @@ def _best_pair(cross: Rows) -> str:
 
 def _better_inference(rows: Rows) -> list[str]:
     """The share of reliable weights before and after refinement, then its effect on the decisions."""
-    stage = most_reliable(rows)
+    stage = last_stage(rows)
     if stage is None:
         return []
     last, first = where(rows, stage=stage), where(rows, stage="encoder")
@@ -119,35 +123,24 @@ def _better_inference(rows: Rows) -> list[str]:
     near = f"; p(c|x) then differs by {number(gold.mean, 4)} in total variation from a long SMC run" if gold else ""
     return [
         f"On {next(iter(by_selection(rows)))} the k-hat of digits is below the threshold {' and '.join(parts)}{near}.",
-        effect_on_decisions(last),
     ]
 
 
-def effect_on_decisions(rows: Rows) -> str:
-    """Whether better inference gave better decisions than no weights, by the rule of two standard errors."""
-    gains = (("accuracy", accuracy_gain(rows), " points", 2), ("average precision", precision_gain(rows), "", 3))
-    measured = [(name, gain, unit, digits) for name, gain, unit, digits in gains if gain is not None]
-    if not measured:
-        return ""
-    verdicts = frozenset(Evidence(name, gain, +1).verdict for name, gain, _, _ in measured)
+def effect_on_decisions(inference: Sequence[Judgement], rows: Rows) -> str:
+    """The verdict on the claim that better inference gives better decisions, with the differences on these rows."""
+    last = where(rows, stage=last_stage(rows))
+    gains = (("accuracy", accuracy_gain(last), " points", 2), ("average precision", precision_gain(last), "", 3))
     parts = [
-        f"{name} {number(g.mean, digits, signed=True)}{unit}{_error(g, digits)}" for name, g, unit, digits in measured
+        f"{name} {number(gain.mean, digits, signed=True)}{unit}{_error(gain, digits)}"
+        for name, gain, unit, digits in gains
+        if gain is not None
     ]
+    if not parts or not inference:
+        return ""
     return (
-        f"Better inference {_EFFECTS[verdicts]}: with weights minus without, on the same digits, {' and '.join(parts)}."
+        f"Better inference gives better decisions: {inference[-1].verdict.value}. With weights minus without, on the "
+        f"same digits: {' and '.join(parts)}."
     )
-
-
-_HOLDS, _FAILS, _OPEN = ClaimVerdict.HOLDS, ClaimVerdict.FAILS, ClaimVerdict.UNRESOLVED
-_EFFECTS = {
-    frozenset({_HOLDS}): "gave better decisions",
-    frozenset({_FAILS}): "gave worse decisions",
-    frozenset({_OPEN}): "gave decisions whose difference from those without weights is not resolved",
-    frozenset({_HOLDS, _FAILS}): "gave better decisions by one measure and worse by the other",
-    frozenset({_HOLDS, _OPEN}): "gave better decisions by one measure, while the other is not resolved",
-    frozenset({_FAILS, _OPEN}): "gave worse decisions by one measure, while the other is not resolved",
-}
-"""The effect by the verdicts on accuracy and on average precision."""
 
 
 def _agreement(rows: Rows) -> str:
@@ -173,10 +166,11 @@ def _rejection(models: Rows, cross: Rows) -> str:
         "a supervised network": most_precise(baselines(cross), SUPERVISED),
     }
     parts = [f"{_at(method)} with {name}" for name, method in best.items() if method]
-    return f"Best average precision of rejecting nines: {'; '.join(parts)}." if len(parts) > 1 else ""
+    text = "Highest average precision of rejecting nines, among methods and scores picked on these digits"
+    return f"{text}: {'; '.join(parts)}." if len(parts) > 1 else ""
 
 
 def _at(method: Method) -> str:
-    precision, accuracy = mean_of(method.rows, method.key), mean_of(method.rows, "accuracy")
+    precision, accuracy = mean_of(method.rows, method.key), mean_of(method.rows, method.accuracy)
     seen = f" at {number(100 * accuracy.mean, 1)}% accuracy" if accuracy else ""
     return f"{number(precision.mean, 3)}{seen}" if precision else ""
