@@ -295,6 +295,12 @@ def test_the_rows_of_samplers_and_de_make_comparisons():
     assert all(row["ratio"] > 0 for row in made)
 
 
+def test_seconds_of_samplers_on_a_gpu_are_in_their_own_table_alone():
+    rows = [{**row, "device": "GPU of renown"} for row in _sampler_rows()]
+    assert not list(comparisons.comparisons({"benchmark": "samplers", "rows": rows}))
+    assert len(report.document([_result("samplers", rows)], part="samplers").sections[0].blocks) == 2
+
+
 def test_a_method_without_an_answer_says_why():
     result = _result("de-scale", _scale_rows())
     assert "did not finish in 120 CPU s" in markdown(report.document([result], part="de-scale"))

@@ -99,7 +99,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> list[dict[str, A
     per group. `khat` (median) and `ess_share` are of the proposal of a method (the encoder of scvi-tools, or our
     refinement of it) with a thousand draws, which are not timed.
     """
-    n_data, n_cells, n_genes, epochs = (1, 200, 30, 100) if quick else (3, 1000, 100, None)
+    n_data, n_cells, n_genes, epochs = (1, 200, 30, 100) if quick else (2, 1000, 100, None)
     first = 0 if quick else FIRST
     by_data_set = []
     for seed in range(first, first + n_data):

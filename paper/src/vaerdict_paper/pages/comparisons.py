@@ -104,7 +104,11 @@ def _pair(kind: str, case: str, ours: float, peer: str, peer_s: float, differs: 
 
 # ------------------------------------------------------------------------------------------------------ samplers
 def _of_samplers(rows: Sequence[Row]) -> Iterator[Row]:
-    """Both samplers are ours, so that each change is an ablation."""
+    """Both samplers are ours, so that each change is an ablation.
+
+    Seconds of a GPU are left out: they depend on the sizes of batches, which differ between samplers.
+    """
+    rows = [row for row in rows if row.get("device", "CPU").startswith("CPU")]
     seconds = {(row["case"], f"{row['method']}, {row['schedule']}, from the {row['start']}"): row for row in rows}
     for change in changes(rows):
         case = change["case"]
