@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from page_checks import run_in
 from vaerdict.core import DataError
 from vaerdict.inference import class_probabilities
 from vaerdict.models.m1m2 import M1M2, recognition
 from vaerdict.noise import seeded
 from vaerdict.objectives import loss
+from vaerdict.report import load, text
 from vaerdict_paper.experiments import mnist as experiment
 from vaerdict_paper.experiments import mnist_measure as measure
 from vaerdict_paper.experiments.mnist_lab import Lab, fresh_member, started, training_settings
@@ -118,6 +120,19 @@ def test_answers_that_refinement_leaves_unreliable_get_more_draws(result):
     assert by_stage["IMPROVED"]["draws_mean"] == 120
     assert 120 <= by_stage["ESCALATED"]["draws_mean"] <= 240
     assert by_stage["ESCALATED"]["khat_share_ok"] >= by_stage["IMPROVED"]["khat_share_ok"]
+
+
+def test_the_page_shows_what_was_measured(result, tmp_path):
+    """Every claim finds its rows: of one seed there is too little to say, but nothing is missing."""
+    content = {"experiment": "mnist", "preset": "printed", "seeds": [1], **result}
+    shown = text(load(run_in(tmp_path, content)))
+    assert "TOO FEW SEEDS TO SAY: Without weights MIS, an ensemble of three networks" in shown
+    assert "NOT RUN" not in shown
+    assert "average precision, MIS minus 2 IWAE" in shown
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    for start in ("as printed all 100", "as printed 0 to 8 120"):
+        assert any(line.startswith(start) for line in lines)
+    assert "ESCALATED" in shown
 
 
 def test_refined_weights_beat_the_encoder_of_a_hardly_trained_model(result):

@@ -48,9 +48,12 @@ class Variant:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Variant:
         """The variant in the arguments of a task, where JSON has made lists of tuples."""
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in values["architecture"].items()}
-        return cls(**plain | {"architecture": Architecture(**sizes)})
+        sizes = Architecture(**_tuples(values["architecture"]))
+        return cls(**{**_tuples(values), "architecture": sizes})
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
