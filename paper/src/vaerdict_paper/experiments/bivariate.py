@@ -90,7 +90,7 @@ class Preset:
 PRESETS = {
     "paper": Preset(),
     "quick": Preset(
-        loadings=("entangled",), n_points=2**9, n_scramblings=4, n_grid=25, n_zoom=11, n_random=10, n_random_grid=13
+        loadings=("entangled",), n_points=2**9, n_scramblings=3, n_grid=15, n_zoom=11, n_random=3, n_random_grid=9
     ),
 }
 
