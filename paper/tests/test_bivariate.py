@@ -37,7 +37,7 @@ from vaerdict_paper.experiments.bivariate import (
 from vaerdict_paper.pages import bivariate as page
 from vaerdict_paper.pages import bivariate_bounds, bivariate_random
 from vaerdict_paper.pages.bivariate_figures import MEANS as MEANS_TEXT
-from vaerdict_paper.pages.claims import ClaimVerdict
+from vaerdict_paper.pages.claims import ClaimVerdict, judged
 from vaerdict_paper.theory.gaussians import Gaussian, gaussian_reverse_kl
 
 QUICK = PRESETS["quick"]
@@ -73,7 +73,8 @@ def test_ellipses_are_the_closed_forms_of_two_dimensions():
         assert by[name]["a_norm_se"] == pytest.approx(0, abs=1e-12)
     assert expected["VAE"] < max(by["IWAE"]["variance_ratio"]) < 1
     assert by["IWAE"]["a_norm_se"] > 0
-    assert [claim.verdict for claim in page._shape_claims(shapes)] == [ClaimVerdict.HOLDS] * 2
+    (claims,) = judged(page._shape_claims(shapes))
+    assert [claim.verdict for claim in claims] == [ClaimVerdict.HOLDS] * 2
 
 
 def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_documented_correlations():
@@ -84,7 +85,8 @@ def test_the_figure_has_a_clearly_correlated_posterior_and_the_loadings_their_do
 
 def test_shape_claims_can_fail():
     rows = [{"proposal": name, "variance_ratio": [1.0, 1.1], "a_norm": float(name != "VAE")} for name in PROPOSALS]
-    assert [claim.verdict for claim in page._shape_claims({"proposals": rows})] == [ClaimVerdict.FAILS] * 2
+    (claims,) = judged(page._shape_claims({"proposals": rows}))
+    assert [claim.verdict for claim in claims] == [ClaimVerdict.FAILS] * 2
 
 
 # ------------------------------------------------------------------------------------------------ panels C and D
@@ -300,12 +302,12 @@ def test_page_has_its_panels_and_claims(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*.svg")) == figures  # and none outside of the folder
     assert sorted(path.name for path in (run / "figures").glob("*.svg")) == figures
     assert "2 hold and 1 does not hold" in seen.text
-    assert "CHI minus VAE: \N{MINUS SIGN}0.2000 (se 0.0100, 16 scramblings)" in seen.text
+    assert "CHI minus VAE: \N{MINUS SIGN}0.2000 (se 0.0100, 16 scramblings, p < 0.0001)" in seen.text
 
 
 def test_shares_of_random_loadings_have_exact_intervals_and_decide_their_claims():
     rows = [random_row(index) for index in range(20)]
-    claims = {claim.text: claim for claim in bivariate_random.random_claims(rows)}
+    claims = {claim.text: claim for claim in judged(bivariate_random.random_claims(rows))[0]}
     assert len(claims) == len(MEANS) * 3
     verdicts = [
         claims[f"On most random loadings, {bivariate.CLAIMS[key]} ({MEANS_TEXT[means]})."].verdict

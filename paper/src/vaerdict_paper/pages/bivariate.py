@@ -12,7 +12,7 @@ from vaerdict.report.tables import Column, Table, Value
 from vaerdict_paper.pages.bivariate_bounds import bounds_blocks
 from vaerdict_paper.pages.bivariate_figures import MEANS, draw_approximation, draw_selection
 from vaerdict_paper.pages.bivariate_random import random_blocks, random_claims, random_summary
-from vaerdict_paper.pages.claims import RULE, Claim, Evidence, tally
+from vaerdict_paper.pages.claims import RULE, Claim, Evidence, judged, tally
 from vaerdict_paper.pages.seed_statistics import Summary, where
 
 _HOW = (
@@ -37,7 +37,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     n = int(results.get("settings", {}).get("n_scramblings", 0))
     random = where(rows_of(results, "random", "variance", "seed"), seed=rows[0]["seed"])
     loadings = list(dict.fromkeys(row["loading"] for row in rows))
-    *chosen, over_random = [*(_claims(where(rows, loading=name), n) for name in loadings), random_claims(random)]
+    *chosen, over_random = judged(*(_claims(where(rows, loading=name), n) for name in loadings), random_claims(random))
     sections = [
         Section(f"Loadings: {name}", _blocks(where(rows, loading=name), claims))
         for name, claims in zip(loadings, chosen, strict=True)
