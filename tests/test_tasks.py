@@ -76,6 +76,14 @@ def test_a_run_lists_the_commits_whose_code_did_its_tasks(tmp_path, monkeypatch)
     assert run_tasks(work, tasks(tmp_path, 4), tmp_path / "out", workers=1).commits == [after, before]
 
 
+def test_a_run_lists_the_machines_that_did_its_tasks(tmp_path, monkeypatch):
+    for n_tasks, accelerator in ((3, None), (4, "a GPU")):
+        monkeypatch.setattr("vaerdict.tasks.hardware", lambda accelerator=accelerator: {"accelerator": accelerator})
+        run = run_tasks(work, tasks(tmp_path, n_tasks), tmp_path / "out", workers=1)
+    assert {machine["hardware"]["accelerator"] for machine in run.machines} == {None, "a GPU"}
+    assert len(run.machines) == 2
+
+
 def test_results_of_other_settings_are_not_used(tmp_path):
     run_tasks(work, tasks(tmp_path, 2), tmp_path / "out", workers=1)
     other = [{**task, "epochs": 7} for task in tasks(tmp_path, 2)]

@@ -31,7 +31,7 @@ from vaerdict_paper.experiments.mnist_settings import (
 from vaerdict_paper.mnist_data import Mnist, mnist
 
 TINY = Preset(
-    (replace(AS_PRINTED, epochs=1),),
+    (replace(AS_PRINTED, epochs=1, networks=2, n_closer=None),),
     seeds=2,
     n_particles=2,
     batch_size=32,
@@ -45,7 +45,6 @@ TINY = Preset(
     n_gold=0,
     n_draws=120,
     n_escalated=240,
-    n_networks=2,
     proposal_epochs=1,
     baseline_epochs=2,
 )
@@ -143,7 +142,7 @@ def test_refined_weights_beat_the_encoder_of_a_hardly_trained_model(result):
 
 def test_the_sizes_of_the_released_code_can_be_trained(blobs):
     """Unpadded convolutions, no dense layer, nine units in q(c | z) and 784 in p(x | z)."""
-    preset = replace(TINY, variants=(replace(AS_RELEASED, objectives=("IWAE",), proposals=(), epochs=1),), n_closer=0)
+    preset = replace(TINY, variants=(replace(AS_RELEASED, objectives=("IWAE",), proposals=(), epochs=1),))
     released = experiment.work(task(preset, "released"))
     assert [(r["model"], r["variant"]) for r in released["models"]] == [("IWAE", "released")]
     assert (released["cross"], released["refined"]) == ([], [])
@@ -161,8 +160,8 @@ def test_every_image_counts_the_same_in_the_bounds_of_the_paper(blobs):
 
 
 def test_a_free_class_has_its_own_score(blobs):
-    free = Variant("free", ("WW",), free=1, relaxed=False, shifts=1, dropout=0.0, epochs=1)
-    result = experiment.work(task(replace(TINY, variants=(free,), seeds=1, n_closer=0), "free"))
+    free = Variant("free", ("WW",), free=1, relaxed=False, shifts=1, dropout=0.0, epochs=1, n_closer=0)
+    result = experiment.work(task(replace(TINY, variants=(free,), seeds=1), "free"))
     assert result["models"][0]["n_classes"] == 10
     assert 0 <= result["models"][0]["auprc_free"] <= 1
     assert {r["score"] for r in result["decisions"]} == {"free class"}

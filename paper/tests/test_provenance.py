@@ -34,6 +34,20 @@ def test_a_row_says_what_computed_a_run(tmp_path):
     }
 
 
+def test_every_machine_that_did_a_task_is_named(tmp_path):
+    (tmp_path / "genes").mkdir()
+    gpu = {
+        "hardware": {"cores": 16, "accelerator": "NVIDIA H200"},
+        "versions": {"vaerdict": "0.2.0", "torch": "2.11.0"},
+    }
+    cpu = {"hardware": {"cores": 2, "accelerator": None}, "versions": {"vaerdict": "0.2.0", "torch": "2.13.0"}}
+    one_thread = {**cpu, "hardware": {**cpu["hardware"], "threads": 1}}
+    (tmp_path / "genes" / "manifest.json").write_text(json.dumps({**MANIFEST, "task_machines": [gpu, cpu, one_thread]}))
+    (row,) = provenance(tmp_path).rows
+    assert row["device"] == "NVIDIA H200; 2 CPU cores"
+    assert row["versions"] == "vaerdict 0.2.0, torch 2.11.0; vaerdict 0.2.0, torch 2.13.0"
+
+
 def test_older_manifests_have_blanks(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "manifest.json").write_text(json.dumps({"commit": None, "data_sha256": None, "seconds": {}}))

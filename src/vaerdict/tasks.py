@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 
 from vaerdict.core import Progress, silent
 from vaerdict.engines import Engine, Local
-from vaerdict.io import commit, write_json
+from vaerdict.io import commit, hardware, versions, write_json
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +32,17 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class TaskResults:
-    """Results in the order of the tasks, seconds by name of the task, the names of skipped tasks, and commits.
+    """Results in the order of the tasks, seconds by name of the task, the names of skipped tasks, commits, machines.
 
-    `commits` lists every commit whose code did a task (see `vaerdict.io.commit`); a run that was resumed after a change
-    of the code has several.
+    `commits` lists every commit whose code did a task (see `vaerdict.io.commit`), `machines` the hardware and versions
+    that did it. A run that was resumed after a change of the code, or on another machine, has several.
     """
 
     results: list[dict[str, Any]]
     seconds: dict[str, float]
     skipped: list[str] = field(default_factory=list)
     commits: list[dict[str, Any] | None] = field(default_factory=list)
+    machines: list[dict[str, Any]] = field(default_factory=list)
 
 
 def run_tasks(
@@ -97,9 +98,18 @@ def run_tasks(
     records = [json.loads(path.read_text()) for path in paths if path.exists()]
     skipped = [path.stem for path in paths if not path.exists()]
     seconds = {task_name(record["task"]): record["seconds"] for record in records}
-    commits = [record.get("commit") for record in records]
-    distinct = [code for i, code in enumerate(commits) if code not in commits[:i]]
-    return TaskResults([record["result"] for record in records], seconds, skipped, distinct)
+    commits = _distinct(record.get("commit") for record in records)
+    machines = _distinct(record["machine"] for record in records if "machine" in record)
+    return TaskResults([record["result"] for record in records], seconds, skipped, commits, machines)
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """The values without repetitions, in the order of their first occurrence."""
+    kept: list[Any] = []
+    for value in values:
+        if value not in kept:
+            kept.append(value)
+    return kept
 
 
 def _timed(work: Work, task: Task) -> dict[str, Any]:
@@ -108,7 +118,8 @@ def _timed(work: Work, task: Task) -> dict[str, Any]:
         result = work(task)
     except Skipped as reason:
         return {"skipped": str(reason)}
-    return {"result": result, "seconds": time.perf_counter() - started}
+    seconds = time.perf_counter() - started
+    return {"result": result, "seconds": seconds, "machine": {"hardware": hardware(), "versions": versions()}}
 
 
 def _store(task: Task, path: Path, outcome: dict[str, Any]) -> None:

@@ -160,7 +160,9 @@ def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
         # proposals by these rules for the models of all four rules, twenty in a stack
         n = len(names)
         keys = [(name, i) for name in names for i in range(len(mnist_settings.FOUR) * sizes.seeds // n)]
-        yield partial(make, keys, epochs=preset.proposal_epochs, learn_model=False, stacks=n * preset.n_networks)
+        yield partial(
+            make, keys, epochs=preset.proposal_epochs, learn_model=False, stacks=n * mnist_settings.OURS.networks
+        )
 
 
 def _semi(

@@ -101,7 +101,7 @@ def run_variant(lab: Lab, variant: Variant, seed: int) -> dict[str, Any]:
             rows.cross += [_tag(variant, fit) | row for row in _cross_rows(lab, fit, proposals[fit.name])]
     best = max(range(len(fits)), key=lambda i: rows.models[i]["iwelbo_refined_held_out"])
     log.info("%s, seed %d: selected %s", variant.name, seed, fits[best].name)
-    if lab.preset.n_closer is None or seed < lab.preset.n_closer:
+    if variant.n_closer is None or seed < variant.n_closer:
         _refine(lab, variant, fits[best], proposals[fits[best].name], rows)
     _decide(lab, variant, fits[best], rows)
     return vars(rows) | {"stages": lab.stages}

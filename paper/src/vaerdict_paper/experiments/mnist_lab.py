@@ -85,7 +85,7 @@ class Trained:
 
 @dataclass(frozen=True, eq=False)
 class Proposals:
-    """Recognition models fitted to one fixed model: `n_networks` by every objective."""
+    """Recognition models fitted to one fixed model: as many by every objective."""
 
     networks: dict[str, list[Recognition]]
 
@@ -129,7 +129,7 @@ def fitted_proposals(lab: Lab, variant: Variant, fits: Sequence[Trained]) -> dic
     """Recognition models by every objective for each fixed model, all started from the one trained with it."""
     if not variant.proposals:
         return {fit.name: Proposals({}) for fit in fits}
-    keys = [(fit, name, i) for i in range(lab.preset.n_networks) for name in variant.proposals for fit in fits]
+    keys = [(fit, name, i) for i in range(variant.networks) for name in variant.proposals for fit in fits]
     members = [
         started(fresh_member(fit.model, name, fit.seed, fresh=1000 * (i + 1) + fit.seed), fit.recognition)
         for fit, name, i in keys

@@ -31,6 +31,8 @@ class Variant:
     """A way to build and train the model. `objectives` name the models, `proposals` those fitted to each of them.
 
     `labelled_bound` is the weight of the bound of labelled images (`SemiSettings`), None their share of all images.
+    `networks` is the number of networks of one objective in the ensembles that are compared with the mixture; 1 is
+    none. The selected models of the first `n_closer` seeds (None: all) are refined too.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Variant:
     cooling: float = 0.0
     labelled_bound: float | None = None
     epochs: int = 100
+    networks: int = 3
+    n_closer: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Variant:
@@ -58,11 +62,10 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of the experiment to run; the selected models of the first `n_closer` seeds (all) are refined too.
+    """How much of the experiment to run.
 
     `n_draws` is the number of draws of every row, whatever the number of networks that share them; `n_escalated` that
-    of digits whose weights are not reliable after refinement. `n_networks` is the size of the ensembles that are
-    compared with the mixture.
+    of digits whose weights are not reliable after refinement.
     """
 
     variants: tuple[Variant, ...]
@@ -78,17 +81,16 @@ class Preset:
     n_scored: int = 50
     n_refined: int = 200
     n_gold: int = 10
-    n_closer: int | None = None
     n_draws: int = 300
     n_escalated: int = 1200
-    n_networks: int = 3
     proposal_epochs: int = 12
     baseline_epochs: int = 100
     device: str = "cpu"
 
 
-AS_PRINTED = Variant("printed", FOUR, FOUR)
-AS_RELEASED = Variant("released", FOUR, FOUR, RELEASED_SIZES)
+# Claims are about our sizes, which alone have the controls and the refinement.
+AS_PRINTED = Variant("printed", FOUR, FOUR, networks=1, n_closer=0)
+AS_RELEASED = Variant("released", FOUR, FOUR, RELEASED_SIZES, networks=1, n_closer=0)
 OURS = Variant("ours", FOUR, FOUR, OUR_SIZES, cooling=0.3)
 # NINE (wake-wake with exact sums, shifts and no dropout) was chosen among nine settings by its average precision on the
 # test digits of splits 0 and 100; the preset `best` uses other splits. There it rejected nines no better than a
@@ -128,15 +130,15 @@ PRESETS = {
 
 def preset_tasks(preset: Preset) -> list[Task]:
     """One task per variant and seed, and one for the supervised baselines."""
-    settings = {name: value for name, value in asdict(preset).items() if name != "variants"}
+    settings = {name: value for name, value in asdict(preset).items() if name not in ("variants", "seeds")}
     variants = [
         {"stage": variant.name, "variant": asdict(variant), "seed": seed, **settings}
         for variant in preset.variants
         for seed in range(preset.seeds)
     ]
-    return [*variants, {"stage": "baselines", **settings}]
+    return [*variants, {"stage": "baselines", "seeds": preset.seeds, **settings}]
 
 
 def preset_of(task: Task) -> Preset:
     """The settings that all tasks of a preset share."""
-    return Preset((), **{name: task[name] for name in Preset.__dataclass_fields__ if name != "variants"})
+    return Preset((), **{name: task[name] for name in Preset.__dataclass_fields__ if name in task})

@@ -94,8 +94,8 @@ def reproduce(
         **_merged(run),
     }
     digest = _sha256(module.data(settings, all_seeds))
-    made = manifest(asdict(settings), run.seconds, data_sha256=digest) | {"task_commits": run.commits}
-    write_json(out / "manifest.json", made)
+    made = manifest(asdict(settings), run.seconds, data_sha256=digest)
+    write_json(out / "manifest.json", made | {"task_commits": run.commits, "task_machines": run.machines})
     write_json(out / "results.json", results)
     return results
 

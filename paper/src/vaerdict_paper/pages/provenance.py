@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,31 @@ def provenance(results_root: Path) -> Table:
 
 
 def _row(run: str, manifest: Row) -> dict[str, Any]:
-    hardware, versions = manifest.get("hardware") or {}, manifest.get("versions") or {}
+    machines = manifest.get("task_machines") or [manifest]
     return {
         "run": run,
         "command": _command(manifest.get("command") or []),
         "commit": _commits(manifest),
         "data": (manifest.get("data_sha256") or ABSENT)[:_SHORT],
-        "device": hardware.get("accelerator") or f"{hardware.get('cores', '?')} CPU cores",
-        "versions": ", ".join(f"{name} {versions[name]}" for name in ("vaerdict", "torch") if name in versions),
+        "device": _each(_device, machines),
+        "versions": _each(_versions, machines),
         "minutes": sum((manifest.get("seconds") or {}).values()) / 60,
     }
+
+
+def _each(part: Callable[[Row], str], machines: Sequence[Row]) -> str:
+    """What the machines that did the tasks have, without repetitions."""
+    return "; ".join(dict.fromkeys(map(part, machines)))
+
+
+def _device(machine: Row) -> str:
+    hardware = machine.get("hardware") or {}
+    return hardware.get("accelerator") or f"{hardware.get('cores', '?')} CPU cores"
+
+
+def _versions(machine: Row) -> str:
+    versions = machine.get("versions") or {}
+    return ", ".join(f"{name} {versions[name]}" for name in ("vaerdict", "torch") if name in versions)
 
 
 def _command(words: Sequence[str]) -> str:
