@@ -22,6 +22,7 @@ from vaerdict_paper.experiments.mnist_lab import Lab, fresh_member, started, tra
 from vaerdict_paper.experiments.mnist_settings import (
     AS_PRINTED,
     AS_RELEASED,
+    FOUR,
     OURS,
     PRESETS,
     RELEASED_SIZES,
@@ -31,7 +32,7 @@ from vaerdict_paper.experiments.mnist_settings import (
 from vaerdict_paper.mnist_data import Mnist, mnist
 
 TINY = Preset(
-    (replace(AS_PRINTED, epochs=1, networks=2, n_closer=None),),
+    (replace(AS_PRINTED, epochs=1, proposals=FOUR, networks=2, n_closer=None),),
     seeds=2,
     n_particles=2,
     batch_size=32,
@@ -77,7 +78,9 @@ def task(preset: Preset, stage: str, seed: int = 0):
 
 def test_tasks_are_a_variant_and_a_seed_each():
     stages = [(t["stage"], t.get("seed")) for t in experiment.tasks(replace(TINY, variants=(AS_PRINTED, OURS)))]
-    assert stages == [("printed", 0), ("printed", 1), ("ours", 0), ("ours", 1), ("baselines", None)]
+    assert stages == [("printed", 0), ("ours", 0), ("printed", 1), ("ours", 1), ("baselines", None)]
+    few = replace(TINY, variants=(AS_RELEASED, OURS), seeds=5)
+    assert [t["seed"] for t in experiment.tasks(few) if t["stage"] == "released"] == [0, 1, 2]
     received = json.loads(json.dumps(experiment.tasks(replace(TINY, variants=(AS_RELEASED,)))[0]))
     assert Variant.of(received["variant"]) == AS_RELEASED
 
@@ -142,7 +145,7 @@ def test_refined_weights_beat_the_encoder_of_a_hardly_trained_model(result):
 
 def test_the_sizes_of_the_released_code_can_be_trained(blobs):
     """Unpadded convolutions, no dense layer, nine units in q(c | z) and 784 in p(x | z)."""
-    preset = replace(TINY, variants=(replace(AS_RELEASED, objectives=("IWAE",), proposals=(), epochs=1),))
+    preset = replace(TINY, variants=(replace(AS_RELEASED, objectives=("IWAE",), epochs=1),))
     released = experiment.work(task(preset, "released"))
     assert [(r["model"], r["variant"]) for r in released["models"]] == [("IWAE", "released")]
     assert (released["cross"], released["refined"]) == ([], [])

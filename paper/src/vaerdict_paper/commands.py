@@ -36,7 +36,9 @@ def reproduce(
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, if not that of the preset.")] = None,
     audit: Annotated[bool, typer.Option("--audit", help="With ppca: also audit the paper's released code.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes; one per core by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes; one per core, or one per GPU.")
+    ] = None,
     device: Device = "auto",
     engine: EngineName = "local",
     address: Address = None,

@@ -32,7 +32,7 @@ class Variant:
 
     `labelled_bound` is the weight of the bound of labelled images (`SemiSettings`), None their share of all images.
     `networks` is the number of networks of one objective in the ensembles that are compared with the mixture; 1 is
-    none. The selected models of the first `n_closer` seeds (None: all) are refined too.
+    none. The selected models of the first `n_closer` seeds (None: all) are refined too. At most `most_seeds` seeds run.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Variant:
     epochs: int = 100
     networks: int = 3
     n_closer: int | None = None
+    most_seeds: int | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Variant:
@@ -88,9 +89,9 @@ class Preset:
     device: str = "cpu"
 
 
-# Claims are about our sizes, which alone have the controls and the refinement.
-AS_PRINTED = Variant("printed", FOUR, FOUR, networks=1, n_closer=0)
-AS_RELEASED = Variant("released", FOUR, FOUR, RELEASED_SIZES, networks=1, n_closer=0)
+# Claims are about our sizes. The others are for the bounds: models with their own proposals, of fewer seeds.
+AS_PRINTED = Variant("printed", FOUR, n_closer=0, most_seeds=3)
+AS_RELEASED = Variant("released", FOUR, architecture=RELEASED_SIZES, n_closer=0, most_seeds=3)
 OURS = Variant("ours", FOUR, FOUR, OUR_SIZES, cooling=0.3)
 # NINE (wake-wake with exact sums, shifts and no dropout) was chosen among nine settings by its average precision on the
 # test digits of splits 0 and 100; the preset `best` uses other splits. There it rejected nines no better than a
@@ -102,13 +103,16 @@ SHIFTED = Variant("shifted", ("IWAE",), FOUR, shifts=2, cooling=0.3, labelled_bo
 FREE = replace(NINE, name="free", proposals=FOUR, free=1)
 LARGE = replace(FREE, name="free, large", architecture=OUR_SIZES, labelled_bound=None)
 PRESETS = {
-    "paper": Preset((AS_PRINTED, AS_RELEASED, OURS)),
+    "paper": Preset((OURS, AS_RELEASED, AS_PRINTED)),
     "printed": Preset((AS_PRINTED,)),
     "released": Preset((AS_RELEASED,)),
     "ours": Preset((OURS,)),
     "best": Preset((SHIFTED, FREE, NINE, LARGE), first_split=10),
     "quick": Preset(
-        (replace(AS_PRINTED, epochs=8), Variant("free", ("WW",), relaxed=False, free=1, shifts=2, epochs=8)),
+        (
+            replace(AS_PRINTED, epochs=8, proposals=FOUR, n_closer=None),
+            Variant("free", ("WW",), relaxed=False, free=1, shifts=2, epochs=8),
+        ),
         seeds=1,
         n_particles=5,
         batch_size=128,
@@ -129,12 +133,13 @@ PRESETS = {
 
 
 def preset_tasks(preset: Preset) -> list[Task]:
-    """One task per variant and seed, and one for the supervised baselines."""
+    """One task per seed and variant, and one for the supervised baselines; with any number of seeds the same tasks."""
     settings = {name: value for name, value in asdict(preset).items() if name not in ("variants", "seeds")}
     variants = [
         {"stage": variant.name, "variant": asdict(variant), "seed": seed, **settings}
-        for variant in preset.variants
         for seed in range(preset.seeds)
+        for variant in preset.variants
+        if variant.most_seeds is None or seed < variant.most_seeds
     ]
     return [*variants, {"stage": "baselines", "seeds": preset.seeds, **settings}]
 

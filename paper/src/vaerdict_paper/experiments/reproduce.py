@@ -55,7 +55,7 @@ def reproduce(
     force
         Whether to replace the run that `out` holds, or to write beside the files there.
     workers
-        The number of processes; one per core by default.
+        The number of processes; by default one per core, on an accelerator one.
     device
         The device of training, ``auto`` for a GPU if there is one and the experiment profits from it.
     engine
@@ -80,7 +80,7 @@ def reproduce(
         settings = replace(settings, device=_device(device, settings))
     tasks = module.tasks(settings, seeds)
     if getattr(settings, "device", "cpu") != "cpu":
-        workers = 1  # a single process uses the accelerator
+        workers = workers or 1  # several processes share an accelerator on request only
     RunFolder.of(out, name, force=force).claim({"preset": preset, "seeds": seeds, "settings": asdict(settings)})
     run = run_tasks(module.work, tasks, out, workers=workers, engine=engine, progress=progress)
     all_seeds = _seeds(settings, tasks)
