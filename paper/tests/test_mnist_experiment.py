@@ -81,6 +81,7 @@ def test_tasks_are_a_variant_and_a_seed_each():
     assert stages == [("printed", 0), ("ours", 0), ("printed", 1), ("ours", 1), ("baselines", None)]
     few = replace(TINY, variants=(AS_RELEASED, OURS), seeds=5)
     assert [t["seed"] for t in experiment.tasks(few) if t["stage"] == "released"] == [0, 1, 2]
+    assert {t["stage"] for t in experiment.tasks(PRESETS["sizes"])} == {"released", "printed"}  # nothing to compare
     received = json.loads(json.dumps(experiment.tasks(replace(TINY, variants=(AS_RELEASED,)))[0]))
     assert Variant.of(received["variant"]) == AS_RELEASED
 
@@ -126,7 +127,7 @@ def test_answers_that_refinement_leaves_unreliable_get_more_draws(result):
 
 def test_the_page_shows_what_was_measured(result, tmp_path):
     """Every claim finds its rows: of one seed there is too little to say, but nothing is missing."""
-    content = {"experiment": "mnist", "preset": "printed", "seeds": [1], **result}
+    content = {"experiment": "mnist", "preset": "paper", "seeds": [1], **result}
     shown = text(load(run_in(tmp_path, content)))
     assert "TOO FEW SEEDS TO SAY: Without weights MIS, an ensemble of three networks" in shown
     assert "NOT RUN" not in shown

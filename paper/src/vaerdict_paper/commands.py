@@ -32,7 +32,7 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="bivariate, ppca, mnist, genes, audit or all.")],
     preset: Annotated[
         str,
-        typer.Option(help="quick (minutes) or paper (all); mnist also: printed, released, ours, best; genes: rivals."),
+        typer.Option(help="quick (minutes) or paper (all); mnist also: sizes, printed, released, best; genes: rivals."),
     ] = "quick",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, if not that of the preset.")] = None,
     audit: Annotated[bool, typer.Option("--audit", help="With ppca: also audit the paper's released code.")] = False,

@@ -153,8 +153,10 @@ def _rival(path: Path, name: str) -> dict[str, Any]:
 def _scvi(path: Path) -> dict[str, Any]:
     """The default model, trained for an epoch or two, and its comparison; the whole training is estimated."""
     with isolated(0):
-        scvi, anndata = require("scvi", "rivals"), require("anndata", "bio")
-        heuristic = require("scvi.model._utils", "rivals")  # the default number of epochs
+        scvi = require("scvi", "rivals", distribution="vaerdict-paper")
+        anndata = require("anndata", "bio")
+        # the default number of epochs
+        heuristic = require("scvi.model._utils", "rivals", distribution="vaerdict-paper")
         began = time.process_time()
         adata = anndata.read_h5ad(path)
         scvi.model.SCVI.setup_anndata(adata)

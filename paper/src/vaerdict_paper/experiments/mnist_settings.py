@@ -89,7 +89,7 @@ class Preset:
     device: str = "cpu"
 
 
-# Claims are about our sizes. The others are for the bounds: models with their own proposals, of fewer seeds.
+# Claims are about our sizes. The others are for bounds and decisions of models with their own proposals; fewer seeds.
 AS_PRINTED = Variant("printed", FOUR, n_closer=0, most_seeds=3)
 AS_RELEASED = Variant("released", FOUR, architecture=RELEASED_SIZES, n_closer=0, most_seeds=3)
 OURS = Variant("ours", FOUR, FOUR, OUR_SIZES, cooling=0.3)
@@ -103,10 +103,10 @@ SHIFTED = Variant("shifted", ("IWAE",), FOUR, shifts=2, cooling=0.3, labelled_bo
 FREE = replace(NINE, name="free", proposals=FOUR, free=1)
 LARGE = replace(FREE, name="free, large", architecture=OUR_SIZES, labelled_bound=None)
 PRESETS = {
-    "paper": Preset((OURS, AS_RELEASED, AS_PRINTED)),
+    "paper": Preset((OURS,)),
+    "sizes": Preset((AS_RELEASED, AS_PRINTED)),
     "printed": Preset((AS_PRINTED,)),
     "released": Preset((AS_RELEASED,)),
-    "ours": Preset((OURS,)),
     "best": Preset((SHIFTED, FREE, NINE, LARGE), first_split=10),
     "quick": Preset(
         (
@@ -133,7 +133,10 @@ PRESETS = {
 
 
 def preset_tasks(preset: Preset) -> list[Task]:
-    """One task per seed and variant, and one for the supervised baselines; with any number of seeds the same tasks."""
+    """One task per seed and variant, and one for the supervised baselines where proposals are compared.
+
+    The tasks of a seed are the same with any number of seeds.
+    """
     settings = {name: value for name, value in asdict(preset).items() if name not in ("variants", "seeds")}
     variants = [
         {"stage": variant.name, "variant": asdict(variant), "seed": seed, **settings}
@@ -141,7 +144,8 @@ def preset_tasks(preset: Preset) -> list[Task]:
         for variant in preset.variants
         if variant.most_seeds is None or seed < variant.most_seeds
     ]
-    return [*variants, {"stage": "baselines", "seeds": preset.seeds, **settings}]
+    compared = any(variant.proposals for variant in preset.variants)
+    return [*variants, *([{"stage": "baselines", "seeds": preset.seeds, **settings}] if compared else [])]
 
 
 def preset_of(task: Task) -> Preset:

@@ -14,6 +14,7 @@ from vaerdict_paper.pages import mnist_figures, mnist_tables
 from vaerdict_paper.pages.claims import RULE, judged
 from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.mnist_claims import (
+    BOUNDS,
     SCALES,
     paper_claims,
     refinement_claims,
@@ -48,17 +49,18 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     parts = {name: rows_of(results, name, *needed) for name, needed in _NEEDED.items()}
     source = published()["mnist"]
     models, cross, refined = parts["models"], parts["cross"], parts["refined"]
-    best = results.get("preset") == "best"
+    best, bounds = results.get("preset") == "best", results.get("preset") in BOUNDS
     printed = source["printed"]
     claims, goals, rejection, inference = judged(
-        [] if best else paper_claims(models, cross, printed),
+        [] if best or bounds else paper_claims(models, cross, printed),
         targets(results.get("preset"), models, cross, refined, _total_seconds(parts["stages"]), printed),
-        [*([] if best else rejection_claims(models, cross)), *third_step(cross)],
+        [*([] if best or bounds else rejection_claims(models, cross)), *third_step(cross)],
         refinement_claims(refined),
     )
     rule = f"{RULE} {SCALES}"
     methods = ("Rejecting the unlabelled digit", [rejection, mnist_tables.methods_table(models, cross)])
-    paper_table = None if best else mnist_tables.models_table(models, printed, source["released"])
+    parts_by_sizes = [where(models, sizes=name) for name in SIZES] if bounds else [models]
+    tables = [mnist_tables.models_table(rows, printed, source["released"]) for rows in parts_by_sizes if rows]
     sections: list[tuple[str, Sequence[Block | None]]] = [
         ("Claims of the paper", [rule, claims] if claims else []),
         ("Targets", [None if claims else rule, goals] if goals else []),
@@ -67,7 +69,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
             "Each model with its own proposal" if best else "The paper's table",
             [
                 None if best else mnist_tables.iwelbo_table(models, printed, source["released"]),
-                paper_table,
+                *([] if best else tables),
                 mnist_tables.weights_table(models, printed),
             ],
         ),

@@ -67,7 +67,7 @@ def _tally(claims: Sequence[Judgement], what: str, n: int) -> str:
 def _preset(preset: Any) -> str:
     if preset == "quick":
         return "This is the quick preset: few digits and short training, not a run to be cited."
-    return "" if preset in ("paper", "printed", "released", "ours", "best") else f"This is the {preset} preset."
+    return "" if preset in ("paper", "sizes", "printed", "released", "best") else f"This is the {preset} preset."
 
 
 def _best_model(models: Rows) -> str:

@@ -36,7 +36,7 @@ PRECISION_NOTE = "AP: average precision of rejecting the nines."
 
 
 def models_table(models: Sequence[Row], printed: Mapping[str, Any], released: Mapping[str, Any]) -> Table | None:
-    """The paper's table: our numbers, as printed, and from the released code run unchanged."""
+    """The paper's table: our numbers by networks of one size, as printed, and from the released code run unchanged."""
     rows = paper_variant(models)
     if not rows:
         return None
@@ -60,7 +60,8 @@ def models_table(models: Sequence[Row], printed: Mapping[str, Any], released: Ma
         "unchanged. Each model with its own proposal, without weights."
     )
     notes = [source["note"] for source in sources.values() if "note" in source]
-    return Table("models", caption, [Column("model", "model"), *columns], body, " ".join([PRECISION_NOTE, *notes]))
+    name = "-".join(["models", *({row["sizes"] for row in rows if row.get("sizes")})])
+    return Table(name, caption, [Column("model", "model"), *columns], body, " ".join([PRECISION_NOTE, *notes]))
 
 
 _COMPARED = (IWELBO, PRECISION, ACCURACY)
