@@ -384,7 +384,7 @@ def test_bounds_by_sizes_are_judged_for_each_of_them():
     made = mnist.document(content, None)
     names = [block.name for section in made.sections for block in section.blocks if isinstance(block, Table)]
     assert names[:4] == ["iwelbo", "models-released", "models-printed", "weights"]
-    assert [section.title for section in made.sections][:2] == ["Targets", "The paper's table"]
+    assert [section.heading for section in made.sections][:2] == ["Targets", "The paper's table"]
 
 
 def test_aims_of_the_best_preset_are_of_fixed_methods():
