@@ -49,7 +49,8 @@ def test_tasks_are_named_by_stage_and_hold_their_preset():
         ("floors", None, 1),
     ]
     stored = json.loads(json.dumps(both[0]))
-    assert preset_of(stored) == replace(TINY, particles=(3, 4))
+    assert preset_of(stored) == replace(TINY, particles=(3, 4), seeds=Preset.seeds)
+    assert tasks(replace(TINY, particles=(3, 4)), seeds=1)[0] == both[0]  # more seeds leave the others as they are
     assert [t["stage"] for t in tasks(Preset(seeds=1, particles=(5,), beyond=False))] == ["grid", "floors"]
 
 

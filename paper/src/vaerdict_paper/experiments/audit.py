@@ -82,10 +82,10 @@ class Preset:
 
     sign_particles: tuple[int, ...] = (5, 30, 200)
     sign_steps: tuple[int, ...] = (250, 500, 1000, 2000)
-    replicates: int = 5
+    replicates: int = 20
     collapse_particles: tuple[int, ...] = (5, 200)
-    collapse_data_sets: int = 5
-    data_sets: int = 10
+    collapse_data_sets: int = 10
+    data_sets: int = 20
     epochs: int = 100
     n_draws: int = 1000
     mixture_draws: int = 3750

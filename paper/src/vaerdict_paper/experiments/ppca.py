@@ -54,7 +54,7 @@ class Preset:
 
 
 PRESETS = {
-    "paper": Preset(data_seed=100),  # data sets on which no setting was chosen
+    "paper": Preset(seeds=10, data_seed=100),  # data sets on which no setting was chosen
     "quick": Preset(
         seeds=1, particles=(5,), epochs=60, score_draws=1000, khat_draws=1000, flow=False, curve=(64, 256, 1024)
     ),
@@ -62,8 +62,11 @@ PRESETS = {
 
 
 def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
-    """All tasks of the experiment, longest first so that all workers end together."""
-    settings = asdict(preset)
+    """All tasks of the experiment, longest first so that all workers end together.
+
+    The tasks of a seed are the same with any number of seeds.
+    """
+    settings = {name: value for name, value in asdict(preset).items() if name != "seeds"}
     all_seeds = range(seeds or preset.seeds)
     counts = sorted(preset.particles, reverse=True)
     grid = [{"stage": "grid", "k": k, "seed": s, **settings} for k in counts for s in all_seeds]
@@ -86,7 +89,7 @@ def work(task: Task) -> dict[str, Any]:
 
 def preset_of(task: Task) -> Preset:
     """The preset a task was made from."""
-    fields = {name: task[name] for name in Preset.__dataclass_fields__}
+    fields = {name: task[name] for name in Preset.__dataclass_fields__ if name in task}
     return Preset(**{**fields, "particles": tuple(fields["particles"]), "curve": tuple(fields["curve"])})
 
 
