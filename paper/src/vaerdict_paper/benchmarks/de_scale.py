@@ -1,10 +1,11 @@
-r"""`vaerdict de` as users run it, beside other methods, from a file to the table of genes, for up to a million cells.
+r"""`vaerdict de` as users run it, beside other methods, from a file to the genes, for up to a million cells.
 
 Cells of eight types are simulated into an .h5ad file of sparse counts. Two types, a quarter of the cells each, are
-compared; ours learns its default prior from the others. Ours reads the file in blocks. The others get the cells
-compared in memory, whose reading is counted; scvi-tools learns from all cells. Every method runs in a process of its
-own, on one thread, within limits of processor time and memory; a method that reaches one has a row that says so.
-Imports and a first call on the smallest file, for compilation and caches, are not counted.
+compared; ours learns its default prior from the others. Ours reads the file in blocks, and writes its run directory and
+its page. The others get the cells compared in memory, whose reading is counted, and write nothing; scvi-tools learns
+from all cells. Every method runs in a process of its own, on one thread, within limits of processor time and memory; a
+method that reaches one has a row that says so. Imports and a first call on the smallest file, for compilation and
+caches, are not counted.
 
 A cell has a profile, the rates of its genes by type, state and depth, and negative binomial counts around it. An eighth
 of the genes follow each of some programs, whose activities differ between types and, less, between states.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 import statistics
@@ -21,6 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +37,7 @@ import vaerdict as vd
 from vaerdict.core import Progress, silent
 from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, Comparison, rival_answers
 from vaerdict.optional import isolated, require
+from vaerdict.report import load, write_page
 
 PACKAGES = ("anndata", "scanpy")
 PEERS = ("edgepython", "scvi")
@@ -45,6 +49,9 @@ LIMIT, MEMORY = 120, 8  # CPU seconds and GiB that a method may use
 REPEATS, ENOUGH = 3, 10.0  # runs of a method, unless those made took so many CPU seconds
 TOO_SLOW = 1.5  # times the limit: a method that would need more, by its seconds with fewer cells, is not tried
 
+_ONE_THREAD: dict[str, str] = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
 _SMALL = 10_000  # cells up to which the seconds of an epoch are the difference of several epochs and one
 
 _TYPES, _STATES, _PROGRAMS = 8, 3, 16
@@ -82,7 +89,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
                 answer = _too_slow(name, n_cells, before, limit)
                 if answer is None:
                     answer = in_limits(name, (path, small), limit)
-                    before[name] = (n_cells, answer.pop("spent_s")) if answer["stopped"] is None else None
+                    before[name] = (n_cells, answer.pop("needs_s")) if answer["stopped"] is None else None
                 yield row | answer
             path.unlink()
     progress(1, 1, "done")
@@ -116,7 +123,10 @@ def _methods() -> dict[str, Method]:
 
 
 def _ours(path: Path, **options: Any) -> dict[str, Any]:
-    result = vd.differential_expression(path, _KEY, _FIRST, _SECOND, delta=DELTA, level=LEVEL, **options)
+    """All that the command does: the table, the other files of the run directory, and its page."""
+    with TemporaryDirectory() as out:
+        result = vd.differential_expression(path, _KEY, _FIRST, _SECOND, delta=DELTA, level=LEVEL, out=out, **options)
+        write_page(load(Path(out)), Path(out))
     return {"n_called": int(result.table["is_de"].sum())}
 
 
@@ -151,7 +161,10 @@ def _rival(path: Path, name: str) -> dict[str, Any]:
 
 
 def _scvi(path: Path) -> dict[str, Any]:
-    """The default model, trained for an epoch or two, and its comparison; the whole training is estimated."""
+    """The default model, trained for a few epochs, and its comparison; the whole training is estimated.
+
+    What it would call when it is trained is not known.
+    """
     with isolated(0):
         scvi = require("scvi", "rivals", distribution="vaerdict-paper")
         anndata = require("anndata", "bio")
@@ -170,12 +183,11 @@ def _scvi(path: Path) -> dict[str, Any]:
             epochs.append(time.process_time() - began)
         epoch = (epochs[1] - epochs[0]) / more if more else epochs[0]
         began = time.process_time()
-        table = model.differential_expression(
+        model.differential_expression(
             groupby=_KEY, group1=_FIRST, group2=_SECOND, mode="change", delta=DELTA, fdr_target=LEVEL, silent=True
         )
-        called = int(table[f"is_de_fdr_{LEVEL}"].sum())
         training = epoch * int(heuristic.get_max_epochs_heuristic(adata.n_obs))
-    return {"reading_s": reading, "training_s": training, "trained_s": sum(epochs), "n_called": called}
+    return {"reading_s": reading, "training_s": training, "trained_s": sum(epochs), "epoch_s": epoch}
 
 
 # ------------------------------------------------------------------------------------------------------ limits
@@ -190,7 +202,8 @@ def in_limits(name: str, files: tuple[Path, Path], limit: int = LIMIT, memory: f
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, name, files, limit, memory), daemon=True)
-    process.start()
+    with _environment(_ONE_THREAD):
+        process.start()
     theirs.close()
     try:
         answer = ours.recv()
@@ -202,6 +215,21 @@ def in_limits(name: str, files: tuple[Path, Path], limit: int = LIMIT, memory: f
     if process.exitcode == -signal.SIGXCPU:
         return {"stopped": f"did not finish in {limit} CPU s"}
     return {"stopped": f"the process ended with {process.exitcode}"}
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set variables of the environment, which a process that is started inherits, and restore them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _installed(package: str) -> bool:
@@ -227,8 +255,9 @@ def _work(sender: Connection, name: str, files: tuple[Path, Path], limit: int, m
             resource.setrlimit(resource.RLIMIT_CPU, (int(cpu) + limit + 1, resource.RLIM_INFINITY))
             row = answer(path)
             spent = time.process_time() - cpu
-            trained = row.pop("trained_s", 0.0)
-            rows.append({**row, "cpu_s": spent - trained, "wall_s": time.perf_counter() - wall, "spent_s": spent})
+            cpu_s = spent - row.pop("trained_s", 0.0)
+            times = {"cpu_s": cpu_s, "wall_s": time.perf_counter() - wall}
+            rows.append({**row, **times, "spent_s": spent, "needs_s": cpu_s + row.pop("epoch_s", 0.0)})
         sender.send(_medians(rows) | {"peak_gb": _peak(), "repeats": len(rows), "stopped": None})
     except Exception as error:  # torch and HDF5 have errors of their own for it
         if not isinstance(error, MemoryError) and "memory" not in str(error):

@@ -1,9 +1,10 @@
 """The paper's three grids on an accelerator: seconds of a step, its shares of the ceilings, and what bounds it.
 
-A grid is trained as stacks of members (see `vaerdict.training`); one row is one kind of stack, at the sizes of the
-paper preset. Images and counts are simulated, because times do not depend on their values. Seconds of a grid are those
-of a step times the steps of all epochs of the preset; early stopping may use fewer. Rows also have the measured time of
-training the stack for these epochs, including held-out checks and start-up; for MNIST the run of the experiment has it.
+A grid is trained as stacks of members (see `vaerdict.training`); one row is one kind of stack, with five seeds and
+otherwise at the sizes of the paper; MNIST has networks as printed. Images and counts are simulated, because times do
+not depend on their values. Seconds of a grid are those of a step times the steps of all epochs of the preset; early
+stopping may use fewer. Rows also have the measured time of training the stack for these epochs, including held-out
+checks and start-up; for MNIST a run of the experiment with these stacks has it.
 Without a CUDA device everything runs on the CPU at the small sizes of `quick`, which only tests that it runs.
 """
 

@@ -1,14 +1,15 @@
 """Batched PSIS against arviz's loop over observations, on the same weights in the same run.
 
-Both have one thread and float64. The loop of arviz is in Python and has no faster setting: its optional compilation by
-numba does not cover it. The ablations are of our own code: the loop, the precision, the task and the device, each
-changed alone.
+Both have one thread and float64, and normalise no weights. The loop of arviz is in Python and has no faster setting:
+its optional compilation by numba does not cover it. The ablations are of our own code: the loop, the precision, the
+task and the device, each changed alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,4 +102,4 @@ def arviz_psis() -> tuple[str, Callable[[Any], tuple[Any, Any]]]:
     if psislw is None:
         array_stats = require("arviz_stats.base", "arviz").array_stats
         return f"arviz {arviz.__version__} psislw", lambda log_w: array_stats.psislw(-log_w)
-    return f"arviz {arviz.__version__} psislw", psislw
+    return f"arviz {arviz.__version__} psislw", partial(psislw, normalize=False)  # weights as ours, which are not

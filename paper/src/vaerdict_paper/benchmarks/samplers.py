@@ -163,7 +163,7 @@ def _annealed(case: Case, start: Proposal, schedule: str, temperatures: int, cha
     """Independent chains in groups, each of which gives one estimate.
 
     A group is as large as the target needs, at most an eighth of the chains. The cost of pilot chains is not counted,
-    which favours the peer.
+    which favours annealing.
     """
     t = SCHEDULES[schedule](temperatures)
     generator = seeded(0, case.x.device)

@@ -23,7 +23,7 @@ from torch import Tensor
 import vaerdict as vd
 from vaerdict.core import SettingError
 from vaerdict.datasets.genes import appendix
-from vaerdict.de import rivals
+from vaerdict.de import effects, rivals
 from vaerdict.de.metrics import measure, measure_ranked
 from vaerdict.de.rivals import BEYOND_DELTA, Comparison
 from vaerdict.optional import isolated, require
@@ -116,13 +116,13 @@ def scvi_mode(contrast: ScviContrast, weights: str = "uniform", **settings: Any)
 def scvi_means(contrast: ScviContrast, *, centred: bool = False) -> ScviAnswer:
     """The change of the group means of normalised expression, with a bootstrap over cells.
 
-    Each resample of the cells of a group is averaged under one draw of their latents. `centred` subtracts the median
-    over genes from every draw of the fold changes.
+    Each resample of the cells of a group (Bayesian bootstrap) is averaged under one draw of their latents. `centred`
+    subtracts the median over genes from every draw of the fold changes.
     """
     log_means = [_log2_means(contrast.model, cells.numpy()) for cells in (contrast.a, contrast.b)]
     lfc = log_means[0] - log_means[1]
     if centred:
-        lfc = lfc - lfc.median(1, keepdim=True).values
+        lfc = effects.CENTRED.of(lfc)
     return ScviAnswer(lfc.mean(0), (lfc.abs() >= contrast.delta).double().mean(0))
 
 
@@ -132,8 +132,9 @@ def _log2_means(model: Any, cells: np.ndarray) -> Tensor:
         indices=cells, n_samples=LATENT_DRAWS, return_mean=False, return_numpy=True, silent=True
     )
     drawn = torch.as_tensor(np.asarray(drawn, dtype=np.float64))  # (LATENT_DRAWS, cells, genes)
-    share = np.random.multinomial(len(cells), np.full(len(cells), 1 / len(cells)), BOOTSTRAP)  # noqa: NPY002
-    weights = torch.as_tensor(share / len(cells)).reshape(LATENT_DRAWS, -1, len(cells))
+    # as `vaerdict.de.model.Bootstrap`: with as much spread as the usual standard error
+    share = np.random.dirichlet(np.full(len(cells), 1 - 2 / len(cells)), BOOTSTRAP)  # noqa: NPY002
+    weights = torch.as_tensor(share).reshape(LATENT_DRAWS, -1, len(cells))
     return (weights @ drawn).flatten(0, 1).log2()
 
 
@@ -194,12 +195,13 @@ def counts_answer(sides: Sides, delta: float, *, seed: int = 0) -> dict[str, Ten
             adata, "group", "a", "b", sample_key="donor" if "donor" in columns else None, delta=delta, seed=seed
         ).table.set_index("gene")
         seconds = time.perf_counter() - started
-    absent = {"prob_de": 0.0, "lfc_mean": 0.0}
+    absent = {"lfc_low": np.nan, "lfc_high": np.nan}
     made = {
-        name: torch.as_tensor(table[name].reindex(genes, fill_value=absent.get(name, np.nan)).to_numpy(np.float64))
-        for name in ("prob_de", "lfc_mean", "lfc_low", "lfc_high")
+        name: torch.as_tensor(table[name].reindex(genes, fill_value=absent.get(name, 0.0)).to_numpy(np.float64))
+        for name in ("prob_up", "prob_down", "lfc_mean", "lfc_low", "lfc_high")
     }
-    return {**made, "seconds": torch.tensor(seconds)}
+    prob = (made.pop("prob_up") + made.pop("prob_down")).clamp_max(1)  # of a change either way, as the others give it
+    return {"prob_de": prob, **made, "seconds": torch.tensor(seconds)}
 
 
 # ---------------------------------------------------------------------------------------------------- the rows

@@ -245,9 +245,9 @@ def _with_worth(row: Row) -> Row:
 def _changed(result: Row) -> Table:
     caption = f"The same costs, one change at a time ({_about(result)})."
     note = (
-        "Between samplers the peer is the annealing that needs the fewest gradients from the same start. Gradients do "
-        "not depend on the sizes of batches, seconds do. The spread that costs are scaled by comes from few "
-        "repetitions, so that ratios are known to about a third."
+        "Between samplers the slower side is the annealing that needs the fewest gradients from the same start. "
+        "Gradients do not depend on the sizes of batches, seconds do. The spread that costs are scaled by comes from "
+        "few repetitions, so that ratios are known to about a third."
     )
     return Table("samplers-changes", caption, _CHANGES, list(changes(result["rows"])), note=note)
 
