@@ -28,8 +28,9 @@ RULE = (
     "n \N{MINUS SIGN} 1 degrees of freedom: a claim holds by the largest of its p-values, and does not hold by the "
     "smallest times their number. The procedure of Benjamini and Hochberg covers all claims of this page: of the "
     f"verdicts that a claim holds or does not hold, at most {ERROR_RATE:.0%} are expected to be wrong, if differences "
-    "between seeds are normal. What is shown neither way is not resolved, with intervals at the confidence that a "
-    "verdict would have needed. Fewer than three seeds are too few to say anything."
+    "between seeds are normal. What is shown neither way is not resolved, with intervals at the confidence at which "
+    "a single one on the other side of zero would have refuted the claim. Fewer than three seeds are too few to say "
+    "anything."
 )
 FAVOURED = "The rival is the best on the average of these seeds, which favours it a little."
 

@@ -25,6 +25,9 @@ SIMULATORS = {
     "section5": "section 5's five types",
     "graded": "the simulator with graded changes",
 }
+IN_PAPER = ("appendix", "released", "section5")
+"""The simulators of the paper and of its code, beside which published values are shown."""
+
 UNCERTAINTIES = {
     "z": "the latents",
     "z+cells": "latents and cells",
@@ -74,6 +77,16 @@ def refined(
 def fullest(rows: Sequence[Row]) -> str | None:
     """The largest set of sources of uncertainty that any row has."""
     return next((kind for kind in reversed(UNCERTAINTIES) if where(rows, uncertainty=kind)), None)
+
+
+def with_refits(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the seconds of training and asking refits among theirs, where these are a source of uncertainty."""
+    return [
+        {**row, "seconds": row["seconds"] + (row.get("seconds_refits") or 0.0)}
+        if row.get("uncertainty") == "z+cells+model" and row.get("seconds") is not None
+        else row
+        for row in rows
+    ]
 
 
 def floor(cross: Sequence[Row], simulator: str, name: str, n_cells: int | str, estimand: str = "centred") -> list[Row]:

@@ -9,7 +9,9 @@ from typing import Any
 from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Table, Value, mark_column
 from vaerdict_paper.pages.genes_rows import (
+    ESTIMANDS,
     FLOORS,
+    IN_PAPER,
     MODELS,
     PROPOSALS,
     SIZES,
@@ -22,6 +24,7 @@ from vaerdict_paper.pages.genes_rows import (
     fullest,
     refined,
     title_of,
+    with_refits,
 )
 from vaerdict_paper.pages.seed_statistics import cell, cells, counts_of, mean_of, ordered, seed_count, where
 
@@ -91,8 +94,9 @@ def size_text(n: int | str) -> str:
 def models_table(models: Sequence[Row], cross: Sequence[Row], simulator: str, printed: Published) -> Table | None:
     """The paper's table: evidence, k-hat and FDR error of each model, with the published values."""
     rows = behind_best(where(models, simulator=simulator))
-    if not rows:
+    if len(_models(rows)) < 2:
         return None
+    printed = printed if simulator in IN_PAPER else {}
     body = [_model_row(name, where(rows, model=name), crossed(cross, simulator), printed) for name in _models(rows)]
     body = mark_column(mark_column(body, "iwelbo_refined", max), "fdr_mae")
     columns = [
@@ -207,7 +211,7 @@ def uncertainty_table(cross: Sequence[Row], simulator: str) -> Table | None:
         sources |= {f"{named(name)}, cells": floor(cross, simulator, name, n) for name in FLOORS[:2]}
         for title, rows in sources.items():
             if rows:
-                seconds = _seconds(rows, title) if title in UNCERTAINTIES.values() else {}
+                seconds = {"seconds": _seconds(rows)} if title in UNCERTAINTIES.values() else {}
                 draws = {DRAWS.key: counts_of(rows, DRAWS.key)}
                 body.append({"cells": size_text(n), "what": title, **seconds, **draws, **cells(rows, _UNCERTAIN)})
     if not body:
@@ -241,11 +245,10 @@ _UNCERTAIN = (
 )
 
 
-def _seconds(rows: Sequence[Row], title: str) -> dict[str, Value | None]:
-    """Seconds of a contrast, including those of the refits if there are any."""
-    refits = mean_of(rows, "seconds_refits") if title == UNCERTAINTIES["z+cells+model"] else None
-    contrast = mean_of(rows, "seconds")
-    return {"seconds": None if contrast is None else Value(contrast.mean + (refits.mean if refits else 0.0))}
+def _seconds(rows: Sequence[Row]) -> Value | None:
+    """Mean seconds of a contrast (see `with_refits`)."""
+    contrast = mean_of(with_refits(rows), "seconds")
+    return None if contrast is None else Value(contrast.mean)
 
 
 def estimand_table(cross: Sequence[Row], simulator: str) -> Table | None:
@@ -289,6 +292,7 @@ def donors_table(donors: Sequence[Row]) -> Table | None:
             {
                 "method": model,
                 "replicates": kind or ("cells" if model.endswith("cells") else "donors"),
+                "estimand": ESTIMANDS[rows[0].get("estimand") or "centred"],
                 "any": Value(sum(called) / len(called)) if called else None,
                 "number": cell(mean_of(null, "n_called_05")),
                 **cells(effect, (FDP, TPR, AP, MAE, COVERAGE)),
@@ -301,6 +305,7 @@ def donors_table(donors: Sequence[Row]) -> Table | None:
     columns = [
         Column("method", "method"),
         Column("replicates", "replicates"),
+        Column("estimand", "scored by"),
         Column("any", f"any discovery in {n} null data sets, %", 0, 100),
         Column("number", "genes called there", 1),
         *(replace(c, title=f"{c.title}, with changes") for c in (FDP, TPR, AP, MAE, COVERAGE)),
@@ -309,4 +314,9 @@ def donors_table(donors: Sequence[Row]) -> Table | None:
     caption = (
         "Four donors per group, target FDR 5 %: no gene differs between the groups; then a third is up, a third down."
     )
-    return Table("donors", caption, columns, body)
+    note = (
+        "Scored by: the change of expression or that of proportions. Adjusted p-values are no estimates of the FDR and "
+        "have no FDR error. vaerdict de measures changes from the largest set of genes with about the same change; "
+        "where a third is up and a third down, that can be either."
+    )
+    return Table("donors", caption, columns, body, note)

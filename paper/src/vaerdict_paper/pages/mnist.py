@@ -60,7 +60,8 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     rule = f"{RULE} {SCALES}"
     methods = ("Rejecting the unlabelled digit", [rejection, mnist_tables.methods_table(models, cross)])
     parts_by_sizes = [where(models, sizes=name) for name in SIZES] if bounds else [models]
-    tables = [mnist_tables.models_table(rows, printed, source["released"]) for rows in parts_by_sizes if rows]
+    by_sizes = [rows for rows in parts_by_sizes if rows]
+    tables = [mnist_tables.models_table(rows, printed, source["released"]) for rows in by_sizes]
     sections: list[tuple[str, Sequence[Block | None]]] = [
         ("Claims of the paper", [rule, claims] if claims else []),
         ("Targets", [None if claims else rule, goals] if goals else []),
@@ -70,7 +71,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
             [
                 None if best else mnist_tables.iwelbo_table(models, printed, source["released"]),
                 *([] if best else tables),
-                mnist_tables.weights_table(models, printed),
+                *(mnist_tables.weights_table(rows, printed) for rows in by_sizes),
             ],
         ),
         ("Every model with every proposal", _cross(cross)),

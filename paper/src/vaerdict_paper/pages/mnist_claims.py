@@ -227,12 +227,16 @@ def rejection_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]
     """
     candidates, supervised = methods(models, cross), baselines(cross)
     nine, free = _fixed(candidates, NINE), _fixed(candidates, FREE)
-    without = [m for m in candidates if m.kind == NINE and free and _same_but_free(m, free[0])]
-    rivals = without or nine[:1]
+    pairs = [
+        (f, m)
+        for f in _of_score(candidates, FREE)
+        for m in _of_score(candidates, NINE)
+        if f.rows[0].get("proposal") is None and _same_but_free(m, f)
+    ]
     claims = [
         Claim(
-            "A free class fed by unlabelled digits rejects the nines better than nine classes do.",
-            [_precision(free[0], rival) for rival in rivals] if free else [],
+            "A free class fed by unlabelled digits rejects the nines better than nine classes do, all else equal.",
+            [_precision(*pair) for pair in pairs],
         ),
         _at_equal_accuracy(
             "Nine classes reject the nines better than a supervised network does, at equal accuracy.", nine, supervised

@@ -13,6 +13,7 @@ from vaerdict_paper.pages.mnist_claims import accuracy_gain, last_stage, precisi
 from vaerdict_paper.pages.mnist_rows import (
     FREE,
     NINE,
+    SIZES,
     SUPERVISED,
     Method,
     baselines,
@@ -46,7 +47,7 @@ def summary(
         for sentence in (
             _tally(claims, "claims of the paper, tested with equal draws and corrected losses", n),
             _tally(goals, "targets of this run", n),
-            _best_model(models),
+            *(_best_model(rows) for rows in _by_sizes(models)),
             _best_pair(cross),
             *_better_inference(of_model(refined, name)),
             effect_on_decisions(inference, of_model(refined, name)),
@@ -70,6 +71,12 @@ def _preset(preset: Any) -> str:
     return "" if preset in ("paper", "sizes", "printed", "released", "best") else f"This is the {preset} preset."
 
 
+def _by_sizes(models: Rows) -> list[Rows]:
+    """The rows of each size of the networks that models of the paper's variant have."""
+    sizes = dict.fromkeys(row.get("sizes") for row in models)
+    return [where(models, sizes=name) for name in sizes]
+
+
 def _best_model(models: Rows) -> str:
     scores = model_scores(models, "iwelbo")
     name = best_of(scores, max)
@@ -77,7 +84,9 @@ def _best_model(models: Rows) -> str:
     mean = mean_of(of_model(models, name), "iwelbo")
     if name is None or mean is None:
         return ""
-    lead = f"By IWELBO the best generative model is that of {name} ({number(mean.mean, 2)})"
+    sizes = {SIZES[row["sizes"]] for row in models if row.get("sizes") in SIZES}
+    networks = f" ({' or '.join(sizes)})" if sizes else ""
+    lead = f"By IWELBO the best generative model{networks} is that of {name} ({number(mean.mean, 2)})"
     return f"{lead}{_ahead(difference(scores[name], scores[second]), second, 'nats', 2)}." if second else f"{lead}."
 
 

@@ -60,8 +60,9 @@ def models_table(models: Sequence[Row], printed: Mapping[str, Any], released: Ma
         "unchanged. Each model with its own proposal, without weights."
     )
     notes = [source["note"] for source in sources.values() if "note" in source]
-    name = "-".join(["models", *({row["sizes"] for row in rows if row.get("sizes")})])
-    return Table(name, caption, [Column("model", "model"), *columns], body, " ".join([PRECISION_NOTE, *notes]))
+    return Table(
+        _named("models", rows), caption, [Column("model", "model"), *columns], body, " ".join([PRECISION_NOTE, *notes])
+    )
 
 
 _COMPARED = (IWELBO, PRECISION, ACCURACY)
@@ -84,12 +85,18 @@ def weights_table(models: Sequence[Row], printed: Mapping[str, Any]) -> Table | 
     body = [{"model": name, **cells(where(rows, model=name), measured), **paper} for name in names]
     for column in (PRECISION_IS, ENTROPY_IS, ACCURACY_IS):
         body = mark_column(body, column.key, max)
+    sizes = f" ({SIZES[rows[0]['sizes']]})" if rows[0].get("sizes") in SIZES else ""
     caption = (
-        f"The weights of each model's own proposal{_drawn(rows)}: k-hat, effective sample size, "
+        f"The weights of each model's own proposal{_drawn(rows)}{sizes}: k-hat, effective sample size, "
         f"and decisions with weights in log space; mean ± sd over {seed_count(rows)}."
     )
     columns = [Column("model", "model"), *measured, Column("accuracy_paper", "the same, paper: about, %", 0, 100)]
-    return Table("weights", caption, columns, body, PRECISION_NOTE)
+    return Table(_named("weights", rows), caption, columns, body, PRECISION_NOTE)
+
+
+def _named(table: str, rows: Sequence[Row]) -> str:
+    """The name of a table of models with networks of one size."""
+    return "-".join([table, *({row["sizes"] for row in rows if row.get("sizes")})])
 
 
 def iwelbo_table(models: Sequence[Row], printed: Mapping[str, Any], released: Mapping[str, Any]) -> Table | None:
