@@ -273,8 +273,11 @@ def test_rivals_stand_with_their_own_truth(run):
     wilcoxon = shown["wilcoxon+lfc"]
     assert (wilcoxon["fdr_mae"], wilcoxon["brier"], wilcoxon["n_draws"]) == (None, None, None)
     assert wilcoxon["auprc"].value == pytest.approx(0.9)
-    ours = [row["estimand"] for row in rows if row["method"] == "refined, all models"]
-    assert ours == ["expression", "proportions", "proportions, by random pairs"]
+    ours = [row for row in rows if row["method"] == "refined, all models"]
+    assert [row["estimand"] for row in ours] == ["expression", "proportions", "proportions, by random pairs"]
+    assert ours[0]["seconds"].value == pytest.approx(15.0)  # with the refits, as in the table of uncertainty
+    table = rivals_table(run["cross"], "appendix")
+    assert "all cells of 5 data sets" in table.note
     assert rivals_table([row for row in run["cross"] if row["proposal"]], "appendix") is None
 
 
@@ -296,6 +299,23 @@ def test_the_summary_says_who_wins(run):
         row["fdp"] = 0.2
     assert "no method has a mean FDP of at most 5 % (ours 99 % with 20 % false)" in winners(run["cross"], "appendix")
     assert winners([], "appendix") == ""
+
+
+def test_winners_are_among_methods_of_one_truth(run):
+    """A rival that is scored by proportions is compared with ours by proportions."""
+    for row in where(run["cross"], model="scvi-means"):
+        row |= {"auprc": 0.999}
+    by_expression, by_proportions = winners(run["cross"], "appendix").split(". ")
+    assert "scored by expression" in by_expression
+    assert "scvi-means" not in by_expression
+    assert "scored by proportions" in by_proportions
+    assert "the best ranking is that of scvi-means (AP 0.999; ours 0.990)" in by_proportions
+
+
+def test_a_simulator_with_one_model_has_no_table_of_models_and_names_it(run):
+    assert models_table(where(run["models"], model="VAE"), run["cross"], "appendix", {}) is None
+    cross = [row for row in run["cross"] if row.get("proposal") is None or row["model"] == "VAE"]
+    assert rivals_table(cross, "appendix").rows[0]["method"] == "refined, VAE"
 
 
 def test_models_are_compared_within_their_data_set():

@@ -349,6 +349,27 @@ def test_rivals_in_rejection_are_fixed_whichever_is_best():
     ]
 
 
+def test_a_free_class_is_compared_with_nine_classes_that_differ_in_nothing_else():
+    same = {"shifts": True, "relaxed": False}
+    free = {"free": 1, "n_classes": 10, "auprc_free": 0.96, "auroc_free": 0.99, **same}
+    models = [
+        model_row(*row, **more)
+        for s in SEEDS
+        for row, more in (
+            (("WW", s, 0.5), {**same, "sizes": "printed"}),
+            (("WW", s, 0.4), {**free, "sizes": "printed"}),
+            (("WW", s, 0.4), {**free, "sizes": "ours"}),
+            (("IWAE", s, 0.6), {"shifts": True, "sizes": "printed"}),
+        )
+    ]
+    claim = rejection_claims(models, [])[0]
+    (evidence,) = claim.evidence
+    assert evidence.what.count("as printed") == 2
+    assert "IWAE" not in evidence.what
+    larger = [row for row in models if not (row["free"] and row["sizes"] == "printed")]
+    assert all("A free class" not in claim.text for claim in rejection_claims(larger, []))  # nothing to compare with
+
+
 def test_models_selected_by_seeds_are_shown_together():
     rows = [refined_row(stage, seed, model) for stage in STAGES for seed, model in enumerate(("WW", "CHI", "WW"))]
     assert {name: len(part) for name, part in by_selection(rows).items()} == {"the selected model": 12}
