@@ -22,7 +22,7 @@ from vaerdict_paper.pages.genes_claims import (
     paper_claims,
     targets,
 )
-from vaerdict_paper.pages.genes_rivals import COMPARED, rival_claims, rivals_table, winners
+from vaerdict_paper.pages.genes_rivals import COMPARED, rival_claims, rivals_table, winners_table
 from vaerdict_paper.pages.genes_rows import PROPOSALS, RIVALS, TRUE_RATES, behind_best, crossed, refined
 from vaerdict_paper.pages.genes_tables import (
     MAE,
@@ -281,35 +281,37 @@ def test_rivals_stand_with_their_own_truth(run):
     assert rivals_table([row for row in run["cross"] if row["proposal"]], "appendix") is None
 
 
-def test_the_summary_says_who_wins(run):
-    sentence = winners(run["cross"], "appendix")
-    assert "with 50 per group the best ranking is that of refined, all models (AP 0.990)" in sentence
+def winner(run, truth="expression", cells="50 per group"):
+    (row,) = where(winners_table(run["cross"], ["appendix"]).rows, estimand=truth, cells=cells)
+    return row
+
+
+def test_a_table_says_who_wins(run):
+    first = winner(run)
+    assert (first["ranks"], first["finds"]) == ("refined, all models", "refined, all models")
+    assert (first["auprc"], first["tpr_ours"], first["fdp_ours"]) == pytest.approx((0.99, 0.99, 0.04), abs=0.005)
     for row in where(run["cross"], model="deseq2+lfc"):
         row |= {"auprc": 1.0, "tpr": 1.0, "fdp": 0.02}
-    sentence = winners(run["cross"], "appendix")
-    assert "the best ranking is that of deseq2+lfc (AP 1.000; ours 0.990)" in sentence
-    assert "most genes are found by deseq2+lfc (100 %; ours 99 % with 4 % false)" in sentence
+    assert (winner(run)["ranks"], winner(run)["finds"]) == ("deseq2+lfc", "deseq2+lfc")
+    assert winner(run)["auprc_ours"] == pytest.approx(0.99, abs=0.005)
     for row in where(run["cross"], model="deseq2+lfc"):
         row["fdp"] = 0.2
-    assert "most genes are found by refined, all models (99 %)" in winners(run["cross"], "appendix")
+    assert winner(run)["finds"] == "refined, all models"
     for row in where(run["cross"], model=("deseq2+lfc", "edger+lfc")):
         row |= {"auprc": 1.0, "tpr": 1.0, "fdp": 0.02}
-    assert "the best ranking is that of deseq2+lfc and 1 other (AP" in winners(run["cross"], "appendix")
+    assert winner(run)["ranks"] == "deseq2+lfc and 1 other"
     for row in run["cross"]:
         row["fdp"] = 0.2
-    assert "no method has a mean FDP of at most 5 % (ours 99 % with 20 % false)" in winners(run["cross"], "appendix")
-    assert winners([], "appendix") == ""
+    assert (winner(run)["finds"], winner(run)["tpr"]) == (None, None)
+    assert winners_table([], ["appendix"]) is None
 
 
 def test_winners_are_among_methods_of_one_truth(run):
     """A rival that is scored by proportions is compared with ours by proportions."""
     for row in where(run["cross"], model="scvi-means"):
         row |= {"auprc": 0.999}
-    by_expression, by_proportions = winners(run["cross"], "appendix").split(". ")
-    assert "scored by expression" in by_expression
-    assert "scvi-means" not in by_expression
-    assert "scored by proportions" in by_proportions
-    assert "the best ranking is that of scvi-means (AP 0.999; ours 0.990)" in by_proportions
+    assert winner(run)["ranks"] == "refined, all models"
+    assert winner(run, "proportions")["ranks"] == "scvi-means"
 
 
 def test_a_simulator_with_one_model_has_no_table_of_models_and_names_it(run):

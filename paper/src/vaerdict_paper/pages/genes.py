@@ -24,7 +24,7 @@ from vaerdict_paper.pages.genes_claims import (
     paper_claims,
     targets,
 )
-from vaerdict_paper.pages.genes_rivals import rival_claims, rivals_table, winners
+from vaerdict_paper.pages.genes_rivals import rival_claims, rivals_table, winners_table
 from vaerdict_paper.pages.genes_rows import (
     FLOORS,
     PROPOSALS,
@@ -70,7 +70,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
         ("Claims of the paper", [f"{RULE} {SCALES}", claims]),
         ("Targets", [goals]),
         ("Further findings", [further, *(genes_tables.summary_table(cross, name) for name in names)]),
-        ("Other methods", [rivals_table(cross, name) for name in names]),
+        ("Other methods", [winners_table(cross, names), *(rivals_table(cross, name) for name in names)]),
         ("Cells are not replicates", [on_donors or None, genes_tables.donors_table(donors)]),
         *((_heading(name), _of_simulator(name, models, cross, curves)) for name in names),
     ]
@@ -92,7 +92,6 @@ def _summary(
         f"Of {len(claims)} claims of the paper, tested with a correct library size, equal draws and one scale for "
         f"truth and estimate, {tally(claims)} ({sets}). Of {len(goals)} targets of our own, {tally(goals)}.",
         *(sentence for name in names if (sentence := _few_cells(cross, name))),
-        *(sentence for name in names if (sentence := winners(cross, name))),
     ]
     if results.get("skipped"):
         sentences.append("The other tools were not installed, so their rows are missing.")

@@ -106,58 +106,65 @@ def _row(size: str, method: str, estimand: str, rows: Sequence[Row]) -> dict[str
 
 
 # ----------------------------------------------------------------------------------------------------- who wins
-def winners(cross: Sequence[Row], simulator: str) -> str:
-    """Which method ranks genes best and which finds most at a realised FDP of at most 5 %, by truth and cells."""
-    sentences = []
-    for truth in ("centred", "proportion"):
-        parts = [
-            f"with {size_text(n)} {_best_ranking(methods)}, and {_most_found(methods)}"
-            for n in SIZES
-            if len(methods := _methods(cross, simulator, n, truth)) >= FEWEST_METHODS
-        ]
-        if parts:
-            about = f"of the methods scored by {ESTIMANDS[truth]}, on the average of these data sets"
-            sentences.append(f"On {title_of(simulator)}, {about}: {'; '.join(parts)}.")
-    return " ".join(sentences)
+def winners_table(cross: Sequence[Row], simulators: Sequence[str]) -> Table | None:
+    """Which method ranks genes best and which finds most at a mean FDP of at most 5 %, by truth and cells, and ours."""
+    body = [
+        {"simulator": title_of(simulator), "estimand": ESTIMANDS[truth], "cells": size_text(n), **_winners(methods)}
+        for simulator in simulators
+        for truth in ("centred", "proportion")
+        for n in SIZES
+        if len(methods := _methods(cross, simulator, n, truth)) >= FEWEST_METHODS
+    ]
+    if not body:
+        return None
+    columns = [
+        Column("simulator", "simulator"),
+        Column("estimand", "scored by"),
+        Column("cells", "cells"),
+        Column("ranks", "ranks best"),
+        Column("auprc", "AP", 3),
+        Column("auprc_ours", "AP, ours", 3),
+        Column("finds", "finds most with an FDP of at most 5 %"),
+        Column("tpr", "found, %", 0, 100),
+        Column("tpr_ours", "found, ours, %", 0, 100),
+        Column("fdp_ours", "FDP, ours, %", 0, 100),
+    ]
+    note = (
+        f"Means over these data sets, of which the best is picked, so that no verdict is given. Ours: {OURS}, with all "
+        "sources of uncertainty there are. Methods that print the same are counted."
+    )
+    return Table("winners", "Who ranks genes best, and who finds most of them.", columns, body, note)
 
 
 FEWEST_METHODS = 3
 """Ours, raw counts and a rival."""
 
 
-def _best_ranking(methods: Mapping[str, Sequence[Row]]) -> str:
-    ap = {m: mean for m, rows in methods.items() if (mean := _mean(rows, "auprc")) is not None}
-    best = number(max(ap.values()), 3)
-    ours = f"; ours {number(ap[OURS], 3)}" if OURS in ap and number(ap[OURS], 3) != best else ""
-    return f"the best ranking is that of {_named(ap, best, 1, 3)} (AP {best}{ours})"
+def _winners(methods: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    means = {key: {m: mean for m, rows in methods.items() if (mean := _mean(rows, key)) is not None} for key in _WON}
+    found = {m: share for m, share in means["tpr"].items() if means["fdp"].get(m, 0.0) <= LEVEL}
+    ours = {f"{key}_ours": values.get(OURS) for key, values in means.items()}
+    ranks, finds = _best(means["auprc"], 1, 3), _best(found, 100, 0)
+    return {
+        "ranks": ranks,
+        "auprc": max(means["auprc"].values()),
+        "finds": finds,
+        "tpr": max(found.values(), default=None),
+        **ours,
+    }
 
 
-def _most_found(methods: Mapping[str, Sequence[Row]]) -> str:
-    """Among methods with a mean FDP of at most 5 %; ours beside them with its FDP."""
-    fdp = {m: _mean(rows, "fdp") for m, rows in methods.items()}
-    found = {m: mean for m, rows in methods.items() if (mean := _mean(rows, "tpr")) is not None}
-    controlled = {m: mean for m, mean in found.items() if (fdp[m] or 0.0) <= LEVEL}
-    ours = "" if OURS not in found else f"ours {_percent(found[OURS])} with {_percent(fdp[OURS] or 0.0)} false"
-    if not controlled:
-        return f"no method has a mean FDP of at most 5 %{ours and f' ({ours})'}"
-    best = number(100 * max(controlled.values()), 0)
-    names = _named(controlled, best, 100, 0)
-    is_best = OURS in controlled and number(100 * controlled[OURS], 0) == best
-    return (
-        f"of the methods with a mean FDP of at most 5 % most genes are found by {names} "
-        f"({best} %{'' if is_best or not ours else f'; {ours}'})"
-    )
+_WON = ("auprc", "tpr", "fdp")
 
 
-def _named(means: Mapping[str, float], best: str, scale: float, digits: int) -> str:
+def _best(means: Mapping[str, float], scale: float, digits: int) -> str | None:
     """The methods whose mean prints as the best: the first, ours before others, and the number of the others."""
+    best = number(scale * max(means.values(), default=0.0), digits)
     tied = [m for m, mean in means.items() if number(scale * mean, digits) == best]
+    if not tied:
+        return None
     others = len(tied) - 1
     return tied[0] if not others else f"{tied[0]} and {others} other{'s' if others > 1 else ''}"
-
-
-def _percent(share: float) -> str:
-    return f"{number(100 * share, 0)} %"
 
 
 def _methods(cross: Sequence[Row], simulator: str, n: int | str, truth: str) -> dict[str, list[Row]]:
@@ -204,4 +211,5 @@ def _against(cross: Sequence[Row], simulator: str, n: int, name: str, column: Co
     estimand = estimand_of(cross, simulator, name)
     theirs = by_seed(floor(cross, simulator, name, n, estimand), column.key)
     ours = by_seed(refined(cross, simulator, n, estimand=estimand), column.key)
-    return Evidence(f"{_NAMES[column.key]}, refined minus {name}", difference(ours, theirs), sign, column.digits or 3)
+    digits = 2 if column is INTERVAL else 3
+    return Evidence(f"{_NAMES[column.key]}, refined minus {name}", difference(ours, theirs), sign, digits)
