@@ -69,8 +69,8 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     sections: list[tuple[str, list[Block | None]]] = [
         ("Claims of the paper", [f"{RULE} {SCALES}", claims]),
         ("Targets", [goals]),
-        ("Further findings", [further, *(genes_tables.summary_table(cross, name) for name in names)]),
-        ("Other methods", [winners_table(cross, names), *(rivals_table(cross, name) for name in names)]),
+        ("Further findings", [further, *(genes_tables.summary_table(cross, n, noted=n == names[0]) for n in names)]),
+        ("Other methods", [winners_table(cross, names), *(rivals_table(cross, n, noted=n == names[0]) for n in names)]),
         ("Cells are not replicates", [on_donors or None, genes_tables.donors_table(donors)]),
         *((_heading(name), _of_simulator(name, models, cross, curves)) for name in names),
     ]

@@ -63,8 +63,11 @@ SCVI_NOTE = (
 )
 
 
-def rivals_table(cross: Sequence[Row], simulator: str) -> Table | None:
-    """Other methods and ours on the same cells, each by its own truth, with draws and seconds."""
+def rivals_table(cross: Sequence[Row], simulator: str, *, noted: bool = True) -> Table | None:
+    """Other methods and ours on the same cells, each by its own truth, with draws and seconds.
+
+    `noted` says whether the note that all simulators share is shown.
+    """
     names = [name for name in RIVALS if where(cross, simulator=simulator, model=name)]
     if not names:
         return None
@@ -90,7 +93,7 @@ def rivals_table(cross: Sequence[Row], simulator: str) -> Table | None:
     caption = f"Other methods on the same cells, {title_of(simulator)}: mean ± sd over {seed_count(rows)}."
     importance = where(cross, simulator=simulator, model=IMPORTANCE)
     more = SCVI_NOTE.format(n=len({row["seed"] for row in importance})) if importance else ""
-    return Table(f"rivals-{simulator}", caption, columns, body, f"{NOTE}{more} {FDR_NOTE}")
+    return Table(f"rivals-{simulator}", caption, columns, body, f"{NOTE}{more} {FDR_NOTE}" if noted else "")
 
 
 def _ours(rows: Sequence[Row]) -> str:

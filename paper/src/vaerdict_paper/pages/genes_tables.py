@@ -54,8 +54,11 @@ def named(floor: str) -> str:
     return TRUE_RATES if floor == FLOORS[1] else floor
 
 
-def summary_table(cross: Sequence[Row], simulator: str) -> Table | None:
-    """Every model and baseline by cells per group, with all sources of uncertainty: coverage, errors, genes found."""
+def summary_table(cross: Sequence[Row], simulator: str, *, noted: bool = True) -> Table | None:
+    """Every model and baseline by cells per group, with all sources of uncertainty: coverage, errors, genes found.
+
+    `noted` says whether the note on errors that all simulators share is shown.
+    """
     body = []
     for n in SIZES:
         ours = refined(cross, simulator, n)
@@ -72,10 +75,11 @@ def summary_table(cross: Sequence[Row], simulator: str) -> Table | None:
     )
     kind = fullest(rows) or ""
     note = (
-        f"{FDR_NOTE} Models are trained on all training cells; only the cells that are compared are few. Refined: "
-        f"group prior, uncertainty of {UNCERTAINTIES.get(kind, kind)}. The true rates and raw counts have the "
-        "uncertainty of the cells compared. Draws: per cell."
-    )
+        f"{FDR_NOTE} Models are trained on all training cells; only the cells that are compared are few. The true "
+        "rates and raw counts have the uncertainty of the cells compared. Draws: per cell. "
+        if noted
+        else ""
+    ) + f"Refined: group prior, uncertainty of {UNCERTAINTIES.get(kind, kind)}."
     return Table(f"summary-{simulator}", caption, columns, body, note)
 
 
