@@ -102,7 +102,7 @@ _COLUMNS: dict[str, Sequence[Column]] = {
         Column("reading_s", "of which reading, s", 2),
         Column("training_s", "training, s", 0),
         Column("peak_gb", "peak memory, GiB", 1),
-        Column("n_called", "genes called"),
+        Column("n_called", "genes called", 0),
         Column("stopped", "no answer"),
     ),
     "samplers": (
