@@ -140,7 +140,7 @@ def donor_arm(seed: int, arm: str, name: str, training: Training, *, n_draws: in
     for kind, weighting in replicates.items():
         drawn = proportion_draws(counts, sides.populations(weighting), seed=problem.seed)
         metrics = measured(independent_effect(drawn, CENTRED), sides, CENTRED)
-        rows.append({"model": "raw counts", **shared, "replicates": kind, **metrics})
+        rows.append({"model": "raw counts", **shared, "replicates": kind, "n_draws": BASELINE_DRAWS, **metrics})
     fit = fit_model(problem, name, training)
     for kind, weighting in replicates.items():
         posterior = de_model.refined(as_counts(fit), counts, fit.proposal, labels=labels[kind])
