@@ -318,6 +318,9 @@ def test_a_simulator_with_one_model_has_no_table_of_models_and_names_it(run):
     assert models_table(where(run["models"], model="VAE"), run["cross"], "appendix", {}) is None
     cross = [row for row in run["cross"] if row.get("proposal") is None or row["model"] == "VAE"]
     assert rivals_table(cross, "appendix").rows[0]["method"] == "refined, VAE"
+    (first, *_) = winners_table(cross, ["appendix"]).rows
+    assert first["ranks"] == "refined, VAE"
+    assert first["auprc_ours"] == first["auprc"]
 
 
 def test_models_are_compared_within_their_data_set():

@@ -133,7 +133,7 @@ def winners_table(cross: Sequence[Row], simulators: Sequence[str]) -> Table | No
         Column("fdp_ours", "FDP, ours, %", 0, 100),
     ]
     note = (
-        f"Means over these data sets, of which the best is picked, so that no verdict is given. Ours: {OURS}, with all "
+        "Means over these data sets, of which the best is picked, so that no verdict is given. Ours: refined, with all "
         "sources of uncertainty there are. Methods that print the same are counted."
     )
     return Table("winners", "Who ranks genes best, and who finds most of them.", columns, body, note)
@@ -146,7 +146,8 @@ FEWEST_METHODS = 3
 def _winners(methods: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     means = {key: {m: mean for m, rows in methods.items() if (mean := _mean(rows, key)) is not None} for key in _WON}
     found = {m: share for m, share in means["tpr"].items() if means["fdp"].get(m, 0.0) <= LEVEL}
-    ours = {f"{key}_ours": values.get(OURS) for key, values in means.items()}
+    name = next((m for m in methods if m not in (*FLOORS, *RIVALS)), OURS)
+    ours = {f"{key}_ours": values.get(name) for key, values in means.items()}
     ranks, finds = _best(means["auprc"], 1, 3), _best(found, 100, 0)
     return {
         "ranks": ranks,
@@ -172,10 +173,9 @@ def _best(means: Mapping[str, float], scale: float, digits: int) -> str | None:
 
 def _methods(cross: Sequence[Row], simulator: str, n: int | str, truth: str) -> dict[str, list[Row]]:
     """Ours, raw counts, and every rival that is scored by this truth and was run on all data sets."""
-    methods = {
-        OURS: refined(cross, simulator, n, estimand=truth),
-        FLOORS[0]: floor(cross, simulator, FLOORS[0], n, truth),
-    }
+    ours = refined(cross, simulator, n, estimand=truth)
+    methods = {_ours(ours): ours} if ours else {}
+    methods |= {FLOORS[0]: floor(cross, simulator, FLOORS[0], n, truth)}
     methods |= {m: floor(cross, simulator, m, n, truth) for m in COMPARED}
     return {name: rows for name, rows in methods.items() if rows}
 
