@@ -30,6 +30,7 @@ from vaerdict.training import (
     RefinedBound,
     Settings,
     loop,
+    optimiser,
     train,
     warm_up,
 )
@@ -204,14 +205,27 @@ OTHER_RUNS = {
 }
 
 
+REFUSED = (
+    r"stack-0.safetensors belongs to another run \(members, data, settings or version differ\); "
+    "choose another folder or delete it"
+)
+
+
 @pytest.mark.parametrize("difference", OTHER_RUNS)
 def test_the_checkpoint_of_another_run_is_refused(difference, tmp_path):
     run(tmp_path, [member()])
     before = (tmp_path / "stack-0.safetensors").read_bytes()
-    message = r"stack-0.safetensors belongs to another run \(members, data or settings differ\); choose another folder"
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingError, match=REFUSED):
         run(tmp_path, **{"members": [member()], **OTHER_RUNS[difference]})
     assert (tmp_path / "stack-0.safetensors").read_bytes() == before
+
+
+def test_a_checkpoint_of_parameters_laid_out_otherwise_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(optimiser, "_ALIGNED", 1)  # as in versions that did not pad parameters
+        run(tmp_path, [member()])
+    with pytest.raises(SettingError, match=REFUSED):
+        run(tmp_path, [member()])
 
 
 def test_partial_functions_are_identified_by_their_arguments(tmp_path):

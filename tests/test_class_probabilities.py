@@ -287,6 +287,18 @@ def test_a_stage_may_have_more_draws_than_the_one_before(model, x, generator):
         class_posterior(model, x, {"A": prior, "B": prior}, [200], generator=generator)
 
 
+def test_the_number_of_draws_may_be_any_integer_and_nothing_else(model, x):
+    prior = amortised({}, model)
+
+    def answer(k) -> ClassPosterior:
+        return class_posterior(model, x, {"A": prior}, k, generator=seeded(1))
+
+    for k in (np.int64(200), [np.int64(200)], np.array([200])):
+        assert torch.equal(answer(k).prob, answer(200).prob)
+    with pytest.raises(SettingError, match=r"k=200.0 must be a whole number"):
+        answer(200.0)
+
+
 def test_longer_refinement_takes_as_many_more_steps(model, qs, x, monkeypatch):
     taken = []
 

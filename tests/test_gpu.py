@@ -113,7 +113,7 @@ def test_escalation_and_samplers_run_on_a_gpu():
 def test_a_stack_of_convolutional_networks_agrees_with_the_cpu():
     networks = [CNN((7, 6), 4, (3, 5), (6,), generator=seeded(s)).double() for s in range(3)]
     on_cpu = stack(networks)
-    # 16 images: enough for the split product too
+    # 16 images: enough for split gradients too
     x = torch.rand(3, 16, 42, generator=seeded(9), dtype=torch.double)
     on_gpu = stack(networks).cuda()
     torch.testing.assert_close(on_gpu(x.cuda()).cpu(), on_cpu(x), rtol=1e-10, atol=1e-12)

@@ -158,7 +158,7 @@ def test_an_architecture_sets_the_size_of_every_network(generator):
     assert q.encoder.head.layers[0].get_parameter("weight").shape[1] == 3  # 10 to 8, 4, 2 and 1 pixels wide
     with pytest.raises(SettingError, match="auxiliary=\\(\\) has no layer"):
         Architecture(auxiliary=())
-    with pytest.raises(SettingError, match="too small for 2 convolutions without padding"):
+    with pytest.raises(SettingError, match=r"too small for 2 convolutions .*; use padded=True or fewer channels="):
         recognition(M1M2(16, C, hidden=sizes, generator=generator), image_shape=(4, 4), generator=generator)
 
 

@@ -116,21 +116,25 @@ def test_an_mlp_standardises_and_alternates_maps_and_activations(generator):
     torch.testing.assert_close(flat(x), flat.layers[0](x))
 
 
-# ------------------------------------------------------------------------------------------------ split products
-def test_a_split_product_has_the_values_and_derivatives_of_the_product(generator):
-    x = torch.randn(2, 2 * networks._SPLITS, 3, generator=generator, dtype=torch.double, requires_grad=True)
+# -------------------------------------------------------------------------------------------- affine maps on a GPU
+@pytest.mark.parametrize("rows", [2 * networks._SPLITS, 5])
+def test_the_affine_map_of_a_gpu_has_the_values_and_derivatives_of_products(rows, generator):
+    x = torch.randn(2, rows, 3, generator=generator, dtype=torch.double, requires_grad=True)
     weight = torch.randn(2, 4, 3, generator=generator, dtype=torch.double, requires_grad=True)
-    product = networks._SplitProduct.apply
-    assert torch.equal(product(x, weight), x @ weight.mT)
-    up = torch.randn(2, 2 * networks._SPLITS, 4, generator=generator, dtype=torch.double)
-    split = torch.autograd.grad(product(x, weight), (x, weight), up)
-    for gradient, expected in zip(split, torch.autograd.grad(x @ weight.mT, (x, weight), up), strict=True):
+    bias = torch.randn(2, 4, generator=generator, dtype=torch.double, requires_grad=True)
+    affine, arguments = networks._Affine.apply, (x, weight, bias)
+    plain = x @ weight.mT + bias.unsqueeze(1)
+    torch.testing.assert_close(affine(*arguments), plain)
+    up = torch.randn(2, rows, 4, generator=generator, dtype=torch.double)
+    gradients = torch.autograd.grad(affine(*arguments), arguments, up)
+    for gradient, expected in zip(gradients, torch.autograd.grad(plain, arguments, up), strict=True):
         torch.testing.assert_close(gradient, expected)
-    few = (x[:, : networks._SPLITS, :2].detach().requires_grad_(), weight[:, :2, :2].detach().requires_grad_())
+    few = tuple(t.detach().requires_grad_() for t in (x[:, :5, :2], weight[:, :2, :2], bias[:, :2]))
     with torch.random.fork_rng():  # the checks draw their directions from the global state
-        assert torch.autograd.gradcheck(product, few)
-        assert torch.autograd.gradgradcheck(product, few)
-    assert torch.autograd.grad(product(x.detach(), weight), weight, up)[0].shape == weight.shape
+        assert torch.autograd.gradcheck(affine, few)
+        assert torch.autograd.gradgradcheck(affine, few)
+    fixed = affine(x, weight.detach(), bias.detach())  # only the gradients that are needed
+    assert torch.equal(torch.autograd.grad(fixed, x, up)[0], gradients[0])
 
 
 # -------------------------------------------------------------------------------------------------------- dropout

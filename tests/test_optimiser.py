@@ -46,13 +46,24 @@ def test_parameters_are_views_of_one_matrix():
     module = nn.ParameterList([torch.zeros(2, 3), torch.ones(2)])
     module.append(nn.Parameter(torch.full((2,), 7.0), requires_grad=False))
     flat = FlatParameters(module, 2)
-    assert len(flat) == 4
+    assert len(flat) == 8  # three columns and one, each filled up to four
     flat.values[1] = 5.0
     assert module[0].tolist() == [[0, 0, 0], [5, 5, 5]]
     assert module[1].tolist() == [1, 5]
     assert module[2].tolist() == [7, 7]
     unused = flat.gradient(module[0].sum(1))  # the gradient of a parameter that the loss does not use is zero
-    assert unused.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0]]
+    assert unused.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
+
+
+def test_every_parameter_of_every_member_begins_at_a_multiple_of_16_bytes():
+    module = nn.ParameterList([torch.randn(3, size, generator=seeded(size)) for size in (5, 1, 8, 3)])
+    before = [p.detach().clone() for p in module]
+    flat = FlatParameters(module, 3)
+    assert all(p[i].data_ptr() % 16 == 0 for p in module for i in range(3))
+    assert all(torch.equal(p, old) for p, old in zip(module, before, strict=True))
+    adam = Adam(flat, 0.1)
+    adam.step(flat.gradient(sum(p.sum(1) for p in module)))
+    assert flat.values[:, 5:8].abs().max() == 0  # what fills up is never trained
 
 
 def test_a_masked_step_does_not_change_the_other_members():
@@ -70,8 +81,8 @@ def test_a_masked_step_does_not_change_the_other_members():
 
 
 def test_adam_resumes_from_its_state():
-    gradients = torch.randn(6, 2, 3, generator=seeded(0))
-    full, first, second = (Adam(FlatParameters(nn.ParameterList([torch.ones(2, 3)]), 2), 0.1) for _ in range(3))
+    gradients = torch.randn(6, 2, 4, generator=seeded(0))
+    full, first, second = (Adam(FlatParameters(nn.ParameterList([torch.ones(2, 4)]), 2), 0.1) for _ in range(3))
     for g in gradients:
         full.step(g)
     for g in gradients[:3]:

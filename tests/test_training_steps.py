@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from training_toys import SHORT, X, member, short_train, stack_of
 from vaerdict.core import SettingError
@@ -60,7 +61,8 @@ def test_losses_and_gradients_are_those_of_the_recipes(recipes):
         ):
             torch.testing.assert_close(losses[i], expected)
             by_hand = torch.autograd.grad(expected, list(module.parameters()))
-            torch.testing.assert_close(gradient[i], torch.cat([g.flatten() for g in by_hand]))
+            filled = [nn.functional.pad(g.flatten(), (0, -g.numel() % 4)) for g in by_hand]
+            torch.testing.assert_close(gradient[i], torch.cat(filled))
 
 
 # --------------------------------------------------------------------------------------------------------- joint steps

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -37,9 +38,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     # one product per member over all particles, instead of one per particle and member
     lead = x.shape[:-3]
     flat = x.movedim(-3, 0).reshape(members, -1, x.shape[-1])
-    if flat.is_cuda and flat.shape[1] % _SPLITS == 0 and weight.requires_grad:
-        out = _SplitProduct.apply(flat, weight)
-        out = out if bias is None else out + bias.unsqueeze(1)
+    if flat.is_cuda and bias is not None:
+        out = _Affine.apply(flat, weight, bias)
     else:
         out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
     return out.reshape(members, *lead, x.shape[-2], -1).movedim(0, -3)
@@ -53,25 +53,33 @@ def _check_members(x: Tensor, members: int) -> None:
 _SPLITS = 16
 
 
-class _SplitProduct(torch.autograd.Function):
-    """Batched ``x @ weight.mT`` whose gradient in the weights is summed in ``_SPLITS`` blocks of rows.
+class _Affine(torch.autograd.Function):
+    """Batched ``x @ weight.mT + bias`` as a GPU computes it best.
 
-    That gradient is a small matrix summed over very many rows. As a single product it would occupy few processors of a
-    GPU.
+    The bias is added inside the product of each member. The gradient in the weights, a small matrix summed over very
+    many rows, would occupy few processors as a single product: it is summed in ``_SPLITS`` blocks of rows.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x, weight)
-        return x @ weight.mT
+        out = x.new_empty(*x.shape[:2], weight.shape[1])
+        for member, rows in enumerate(x):
+            torch.addmm(bias[member], rows, weight[member].mT, out=out[member])
+        return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
         members, rows = x.shape[:2]
-        left, right = (t.reshape(members * _SPLITS, rows // _SPLITS, -1) for t in (grad, x))
-        split = (left.mT @ right).reshape(members, _SPLITS, *weight.shape[1:]).sum(1)
-        return grad @ weight if ctx.needs_input_grad[0] else None, split
+        splits = math.gcd(rows, _SPLITS)
+        left, right = (t.reshape(members * splits, rows // splits, -1) for t in (grad, x))
+        return (
+            grad @ weight if of_x else None,
+            (left.mT @ right).reshape(members, splits, *weight.shape[1:]).sum(1) if of_weight else None,
+            grad.sum(1) if of_bias else None,
+        )
 
 
 class Linear(nn.Module):
@@ -235,7 +243,8 @@ class CNN(nn.Module):
             height, width = height - 2 + 2 * self.padding, width - 2 + 2 * self.padding
             if min(height, width) < 1:
                 raise SettingError(
-                    f"images of {image_shape} are too small for {len(channels)} convolutions without padding; pad them."
+                    f"images of {image_shape} are too small for {len(channels)} convolutions without padding; use "
+                    "padded=True or fewer channels=."
                 )
             height, width = (height // 2, width // 2) if min(height, width) > 1 else (height, width)
         self.head = MLP(sizes[-1] * height * width, n_out, hidden, generator=generator, activation=activation)
@@ -244,21 +253,23 @@ class CNN(nn.Module):
         """Shapes: ``(..., n, height * width) -> (..., n, out)``; `drop` acts on the hidden layers of the `MLP`."""
         if x.shape[-1] != math.prod(self.image_shape):
             raise ShapeError(f"images have {x.shape[-1]} pixels, the network takes {self.image_shape} of them.")
-        # members are groups of channels: (images, members, height, width)
-        members = len(self.convolutions[0].get_parameter("weight")) if self.head.stacked else 1
-        if self.head.stacked:
-            _check_members(x, members)
-        maps = x.movedim(-3, -2) if self.head.stacked else x
-        h = maps.reshape(-1, members, *self.image_shape)
+        if not self.head.stacked:
+            return self.head(self._features(x, lambda parameter: parameter), drop)
+        _check_members(x, len(self.convolutions[0].get_parameter("weight")))
+        # a convolution per member: grouped ones are slow
+        each = (self._features(images, itemgetter(member)) for member, images in enumerate(x.unbind(-3)))
+        return self.head(torch.stack(list(each), -3), drop)
+
+    def _features(self, x: Tensor, of_member: Callable[[Tensor], Tensor]) -> Tensor:
+        """The last convolution's outputs, with each parameter's values for one member."""
+        h = x.reshape(-1, 1, *self.image_shape)
+        # the stride of the only channel says that channels come last in memory, which is faster on a GPU
+        h = h.as_strided(h.shape, (h.stride(0), 1, h.stride(2), h.stride(3)))
         for layer in self.convolutions:
-            h = self.activation(_pooled(_convolved(h, layer, members, self.padding)))
-        flat = h.reshape(*maps.shape[:-1], -1)
-        return self.head(flat.movedim(-2, -3) if self.head.stacked else flat, drop)
-
-
-def _convolved(h: Tensor, layer: nn.Module, groups: int, padding: int) -> Tensor:
-    weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
-    return F.conv2d(h, weight.reshape(-1, weight.shape[-1] // 9, 3, 3), bias.flatten(), padding=padding, groups=groups)
+            weight, bias = of_member(layer.get_parameter("weight")), of_member(layer.get_parameter("bias"))
+            h = F.conv2d(h, weight.reshape(len(weight), -1, 3, 3), bias, padding=self.padding)
+            h = self.activation(_pooled(h))
+        return h.reshape(*x.shape[:-1], -1)
 
 
 def _pooled(h: Tensor) -> Tensor:

@@ -16,14 +16,12 @@ from torch import Tensor
 from vaerdict.core import DataError, Progress, silent
 from vaerdict.inference.class_probabilities import ClassPosterior
 from vaerdict.inference.m1m2_steps import M1M2Steps, fit_m1m2_steps
-from vaerdict.models.m1m2 import (
-    M1M2,
+from vaerdict.models.m1m2 import M1M2, Recognition, recognition
+from vaerdict.models.pixels import (
     BernoulliLikelihood,
     GaussianLikelihood,
     NegativeBinomialLikelihood,
     PixelLikelihood,
-    Recognition,
-    recognition,
 )
 from vaerdict.training.semisupervised_stack import SemiSettings, semi_recipe
 

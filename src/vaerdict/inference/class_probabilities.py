@@ -16,7 +16,7 @@ with 20 latents, a tolerance of 0.04 and the verdict OK on all of 40 images by b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -181,8 +181,7 @@ def class_posterior(
 
     Returns
     -------
-    ClassPosterior
-        Probabilities ``(n, classes)`` with error, ESS, k-hat, verdict and stage per observation.
+    Probabilities ``(n, classes)`` with error, ESS, k-hat, verdict and stage per observation.
 
     Examples
     --------
@@ -194,21 +193,10 @@ def class_posterior(
     >>> answer.prob.shape, answer.certified.tolist()
     (torch.Size([2, 3]), [True, True])
     """
-    if not stages:
-        raise SettingError("stages= is empty; give at least one function that makes a proposal.")
-    counts = [k] * len(stages) if isinstance(k, int) else list(k)
-    if len(counts) != len(stages):
-        raise SettingError(f"k={counts} has {len(counts)} numbers for {len(stages)} stages; give one for each.")
     answers: ClassPosterior | None = None
     remaining = torch.arange(len(x), device=x.device)
-    for number, ((name, make), n_draws) in enumerate(zip(stages.items(), counts, strict=True)):
-        chunks: list[ClassPosterior] = []
-        for rows in x[remaining].split(chunk_size(x, n_draws, model.n_classes)):
-            log_w = class_weights(model, rows, make, n_draws, generator=generator)
-            chunks.append(ClassPosterior.from_weights(log_w, smooth=smooth))
-            progress(min(len(remaining), len(chunks) * len(chunks[0].ess)), len(remaining), f"p(c | x) by {name}")
-        answer = ClassPosterior.concatenated(chunks)
-        answer = replace(answer, stage=torch.full_like(answer.stage, number), stages=tuple(stages))
+    for number, n_draws in enumerate(_draws_of_stages(k, stages)):
+        answer = _of_stage(model, x[remaining], stages, number, n_draws, generator, smooth, progress)
         answers = answer if answers is None else answers.replaced(remaining, answer)
         reliable = answers.certified & (2 * answers.mcse.amax(-1) <= tolerance)
         remaining = (~reliable).nonzero().flatten()
@@ -216,6 +204,37 @@ def class_posterior(
             break
     assert answers is not None
     return answers
+
+
+def _draws_of_stages(k: int | Sequence[int], stages: Mapping[str, MakeProposal]) -> list[int]:
+    """The number of particles of each stage; `k` is one for all or one for each."""
+    if not stages:
+        raise SettingError("stages= is empty; give at least one function that makes a proposal.")
+    counts = [check_count(n_draws) for n_draws in (k if isinstance(k, Iterable) else [k] * len(stages))]
+    if len(counts) != len(stages):
+        raise SettingError(f"k={counts} has {len(counts)} numbers for {len(stages)} stages; give one for each.")
+    return counts
+
+
+def _of_stage(
+    model: M1M2,
+    x: Tensor,
+    stages: Mapping[str, MakeProposal],
+    number: int,
+    k: int,
+    generator: Randomness,
+    smooth: bool,
+    progress: Progress,
+) -> ClassPosterior:
+    """The answers of the stage at position `number`, computed in chunks."""
+    name, make = list(stages.items())[number]
+    chunks: list[ClassPosterior] = []
+    for rows in x.split(chunk_size(x, k, model.n_classes)):
+        log_w = class_weights(model, rows, make, k, generator=generator)
+        chunks.append(ClassPosterior.from_weights(log_w, smooth=smooth))
+        progress(min(len(x), len(chunks) * len(chunks[0].ess)), len(x), f"p(c | x) by {name}")
+    answer = ClassPosterior.concatenated(chunks)
+    return replace(answer, stage=torch.full_like(answer.stage, number), stages=tuple(stages))
 
 
 def chunk_size(x: Tensor, k: int, n_classes: int) -> int:

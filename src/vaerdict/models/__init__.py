@@ -5,16 +5,14 @@ from vaerdict.models.enumerated import Enumerated, discrete_latents
 from vaerdict.models.m1m2 import (
     M1M2,
     Architecture,
-    BernoulliLikelihood,
     ClassPrior,
     ClassProposal,
-    GaussianLikelihood,
-    NegativeBinomialLikelihood,
     PerClass,
     Recognition,
     per_class,
     recognition,
 )
+from vaerdict.models.pixels import BernoulliLikelihood, GaussianLikelihood, NegativeBinomialLikelihood
 from vaerdict.models.ppca import PPCA, LambdaPPCA
 from vaerdict.models.vae import Autoencoder, from_vae
 

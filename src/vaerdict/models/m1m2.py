@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,107 +25,19 @@ from torch.nn import functional as F
 
 from vaerdict.core import Draws, Latent, SettingError, ShapeError, check_count, per_member
 from vaerdict.distributions import Diagonal, Elliptical, StandardNormal
-from vaerdict.likelihoods import CountParameters, NegativeBinomial
-from vaerdict.models.counts import CountModel, fixed_part, moments
+from vaerdict.models.counts import CountModel, moments
+from vaerdict.models.pixels import UNIT_SCALE, BernoulliLikelihood, PixelLikelihood
 from vaerdict.networks import CNN, MLP, Activation, Joint, no_dropout, stackable
 from vaerdict.noise import Randomness, as_source
 from vaerdict.priors import JointPrior
 
 _SCALE_FLOOR = 1e-4
-_UNIT = math.log(math.e - 1)  # softplus(_UNIT) == 1
-
-
-class PixelLikelihood(Protocol):
-    """The distribution of pixels given the decoder's outputs."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether pixels are counts: the model then has a dispersion per pixel, and encoders see log(1 + x)."""
-        ...
-
-    def n_outputs(self, n_pixels: int) -> int:
-        """The number of the decoder's outputs for an image of `n_pixels`."""
-        ...
-
-    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
-        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, n_outputs) -> (K, *batch)``, ``log_dispersion (p)``."""
-        ...
-
-
-@dataclass(frozen=True)
-class BernoulliLikelihood:
-    """Pixels in [0, 1]; for grey values the cross-entropy, as is usual."""
-
-    counts = False
-
-    def n_outputs(self, n_pixels: int) -> int:
-        """One log-odds per pixel."""
-        return n_pixels
-
-    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
-        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, p) -> (K, *batch)``."""
-        return _BernoulliLogProb.apply(out, x)
-
-
-class _BernoulliLogProb(torch.autograd.Function):
-    """Sum of x out - log(1 + exp(out)), in one pass over the largest tensor of training instead of four."""
-
-    @staticmethod
-    def forward(ctx, out: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(out, x)
-        return F.softplus(out).neg_().addcmul_(out, x.expand_as(out)).sum(-1)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        out, x = ctx.saved_tensors
-        return (x - torch.sigmoid(out)) * grad.unsqueeze(-1), None
-
-
-@dataclass(frozen=True)
-class GaussianLikelihood:
-    """Real features with a mean and a scale each; `floor` keeps a scale from collapsing onto a training point."""
-
-    floor: float = 0.1
-    counts = False
-
-    def n_outputs(self, n_pixels: int) -> int:
-        """A mean and a raw scale per feature."""
-        return 2 * n_pixels
-
-    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
-        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, 2 p) -> (K, *batch)``."""
-        loc, raw = out.chunk(2, -1)
-        return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + self.floor)).log_prob(x.expand_as(loc))
-
-
-@dataclass(frozen=True)
-class NegativeBinomialLikelihood:
-    r"""Counts given their total, the library size :math:`\ell`, as in `CountModel`.
-
-    .. math:: x_g \sim \mathrm{NB}(\ell\,\rho_g, r_g), \qquad \rho = \mathrm{softmax}(\text{out}), \qquad
-              \ell = \textstyle\sum_g x_g,
-
-    with a dispersion :math:`r_g` per gene.
-    """
-
-    counts = True
-
-    def n_outputs(self, n_pixels: int) -> int:
-        """One logit per gene."""
-        return n_pixels
-
-    def log_prob(self, x: Tensor, out: Tensor, log_dispersion: Tensor | None = None) -> Tensor:
-        """Log p(x | out). Shapes: ``(*batch, p), (K, *batch, p) -> (K, *batch)``, ``log_dispersion (p)``."""
-        # without counts every mean is zero, and so is the log-probability
-        log_library = x.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny).log()
-        at, family = CountParameters(out.log_softmax(-1) + log_library, log_dispersion), NegativeBinomial()
-        return fixed_part(family, x, at) + family.moving(x, at)
 
 
 def _elliptical(out: Tensor, df: Tensor | None = None) -> Elliptical:
     """The diagonal normal, or Student-t, of a network's locations and raw scales. Shapes: ``(..., 2 d)``."""
     loc, raw = out.chunk(2, -1)
-    return Elliptical(loc, Diagonal(F.softplus(raw + _UNIT) + _SCALE_FLOOR), df)
+    return Elliptical(loc, Diagonal(F.softplus(raw + UNIT_SCALE) + _SCALE_FLOOR), df)
 
 
 @dataclass(frozen=True)

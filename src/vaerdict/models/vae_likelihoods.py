@@ -14,7 +14,7 @@ from vaerdict.distributions import Diagonal, Elliptical
 from vaerdict.functions import as_module, called, check_finite, shown
 from vaerdict.likelihoods import CountLikelihood, CountParameters, NegativeBinomial, Poisson
 from vaerdict.models.counts import fixed_part
-from vaerdict.models.m1m2 import BernoulliLikelihood
+from vaerdict.models.pixels import BernoulliLikelihood
 from vaerdict.proposals.wrapped import SPREADS
 
 

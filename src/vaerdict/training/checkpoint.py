@@ -94,7 +94,8 @@ def load_checkpoint(path: Path, fingerprint: dict[str, Any]) -> tuple[dict[str, 
     tensors, notes = read_checkpoint(path)
     if json.loads(json.dumps(fingerprint)) != notes.get("fingerprint"):
         raise SettingError(
-            f"{target} belongs to another run (members, data or settings differ); choose another folder or delete it."
+            f"{target} belongs to another run (members, data, settings or version differ); choose another folder "
+            "or delete it."
         )
     log.info("resuming %s at epoch %d", target, notes["state"]["epoch"])
     return tensors, notes
@@ -124,6 +125,7 @@ def fingerprint(stack: Stack, x: Observations, x_valid: Observations, settings: 
         "lagging": None if recipes[0].lagging is None else asdict(recipes[0].lagging),
         "start": digest([*stack.model.state_dict().values(), *stack.proposal.state_dict().values()]),
         "data": digest([*x.tensors(), *x_valid.tensors()]),
+        "columns": [len(part.flat) for part in (stack.theta, stack.phi)],  # padded, which older versions did not do
         "rates": None if stack.theta.flat.rates is None else digest([stack.theta.flat.rates]),
         "device": stack.device.type,
         "learn_model": stack.learn_model,

@@ -127,9 +127,10 @@ class SemiSettings:
     cooling
         The last fraction of the epochs, over which the learning rate falls to zero along a half cosine.
     labelled_bound
-        The weight of the mean bound of labelled images beside that of all images. With 1 a few labelled images count as
-        much as all others. None is their share of the images, so that every image counts the same, as in the sum over
-        images of Kingma et al. (2014).
+        The weight of the mean bound of labelled images, given their labels, beside that of all images without labels.
+        With 1 a few labelled images count as much as all images. None is the share of labelled images: every image
+        counts once without its label, and a labelled one once more with its label. (In the sum of Kingma et al. (2014)
+        a labelled image counts only with its label.)
     classification
         The weight of the cross-entropy of labelled images.
     dropout

@@ -57,7 +57,7 @@ __all__ = ["PRESETS", "data", "tasks", "work"]
 
 
 def tasks(preset: Preset, seeds: int | None = None) -> list[Task]:
-    """One task per variant and seed, and one for the supervised baselines."""
+    """One task per variant and seed of the preset, which has the number of seeds, and one for the baselines."""
     return preset_tasks(preset)
 
 
@@ -117,6 +117,7 @@ def _tag(variant: Variant, fit: Trained) -> dict[str, Any]:
         "free": variant.free,
         "shifts": bool(variant.shifts),
         "relaxed": variant.relaxed,
+        "labelled_bound": variant.labelled_bound,
         "epochs": variant.epochs,
     }
 

@@ -119,7 +119,7 @@ def trained_models(lab: Lab, variant: Variant, seed: int) -> list[Trained]:
             hidden=variant.architecture,
             generator=seeded(seed),
         )
-        members.append(fresh_member(model, name, seed, fresh=seed))
+        members.append(fresh_member(model, name, seed))
     with lab.stage("training", f"models of {variant.name}, {variant.epochs} epochs"):
         fits = _train(lab, variant, members, seed, variant.epochs, learn_model=True)
     return [Trained(n, seed, f.model, f.recognition) for n, f in zip(variant.objectives, fits, strict=True)]
@@ -131,8 +131,7 @@ def fitted_proposals(lab: Lab, variant: Variant, fits: Sequence[Trained]) -> dic
         return {fit.name: Proposals({}) for fit in fits}
     keys = [(fit, name, i) for i in range(variant.networks) for name in variant.proposals for fit in fits]
     members = [
-        started(fresh_member(fit.model, name, fit.seed, fresh=1000 * (i + 1) + fit.seed), fit.recognition)
-        for fit, name, i in keys
+        started(fresh_member(fit.model, name, 1000 * (i + 1) + fit.seed), fit.recognition) for fit, name, i in keys
     ]
     with lab.stage("proposals", f"proposals of {variant.name}, {lab.preset.proposal_epochs} epochs"):
         fitted = _train(lab, variant, members, fits[0].seed, lab.preset.proposal_epochs, learn_model=False)
@@ -142,10 +141,10 @@ def fitted_proposals(lab: Lab, variant: Variant, fits: Sequence[Trained]) -> dic
     return {name: Proposals(by_objective) for name, by_objective in networks.items()}
 
 
-def fresh_member(model: M1M2, name: str, seed: int, *, fresh: int) -> SemiMember:
+def fresh_member(model: M1M2, name: str, seed: int) -> SemiMember:
     """A member with a new recognition model: Student-t for CHI, as in the paper's applications."""
-    q = recognition(model, image_shape=IMAGE, df=5.0 if name == "CHI" else None, generator=seeded(fresh))
-    return SemiMember(model, q, semi_recipe(name), fresh)
+    q = recognition(model, image_shape=IMAGE, df=5.0 if name == "CHI" else None, generator=seeded(seed))
+    return SemiMember(model, q, semi_recipe(name), seed)
 
 
 def started(member: SemiMember, start: Recognition) -> SemiMember:
