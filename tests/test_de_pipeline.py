@@ -166,6 +166,34 @@ def test_the_results_follow_the_contract(answer):
     json.dumps(results)
 
 
+def mostly_changed(n_down: int, n_same: int, n_up: int, *, n: int = 400, seed: int = 0) -> Any:
+    """Counts of groups A and B, in which most genes halve or double."""
+    rng = np.random.default_rng(seed)
+    lfc = np.repeat([-1.0, 0.0, 1.0], (n_down, n_same, n_up))
+    in_a = np.arange(n) % 2 == 0
+    rate = np.exp(rng.normal(2.0, 0.3, size=len(lfc))) * 2 ** (lfc * in_a[:, None])
+    frame = pd.DataFrame({"group": np.where(in_a, "A", "B")}, index=[f"c{i}" for i in range(n)])
+    genes = pd.DataFrame(index=[f"g{i}" for i in range(len(lfc))])
+    return ad.AnnData(rng.poisson(rng.gamma(5.0, rate / 5.0)).astype(np.float32), obs=frame, var=genes)
+
+
+def test_a_doubtful_centre_is_said_first_and_the_list_is_not_to_be_used(tmp_path):
+    adata = mostly_changed(30, 40, 30)  # genes that go up are better known, and few: they pass for the largest set
+    result = de.differential_expression(adata, "group", "A", "B")
+    assert result.verdict["centre"] == "unsure"
+    assert result.results["contrasts"][0]["balance"]["shift"] == pytest.approx(-1, abs=0.2)
+    page = result.report(tmp_path / "doubted").read_text()
+    assert "It is not certain which genes do not change." in page
+    assert "can be used" not in page
+    assert '<section class="summary bad"' in page
+    assert de.differential_expression(adata, "group", "A", "B", scale="proportion").verdict["centre"] is None
+    sure = de.differential_expression(mostly_changed(10, 80, 10), "group", "A", "B")
+    assert sure.verdict["centre"] == "balanced"
+    page = sure.report(tmp_path / "sure").read_text()
+    assert "can be used" in page
+    assert '<section class="summary"' in page
+
+
 def test_means_and_shares_are_those_of_the_counts(answer):
     """The model's means and fold changes are columns of their own."""
     adata, table = simulated(), answer.table.set_index("gene")

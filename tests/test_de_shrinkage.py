@@ -16,7 +16,7 @@ from vaerdict.de import effects
 from vaerdict.de.counts_likelihood import LfcLikelihood, cells_likelihood
 from vaerdict.de.effects import CENTRED, PROPORTION, node_values, summarise_posterior
 from vaerdict.de.model.agreement import share_contradicted
-from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, centre_of, fit_shares
+from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, balance_of, centre_of, fit_shares
 from vaerdict.noise import seeded
 
 GENES, DELTA = 2000, 0.5
@@ -206,6 +206,62 @@ def test_the_centre_is_equivariant():
         lambda c: -closeness(c, mode, error), bounds=(centre - 0.2, centre + 0.2), method="bounded"
     )
     assert centre == pytest.approx(best.x, abs=1e-3)  # type: ignore[union-attr]
+
+
+def three_sets(sizes: tuple[int, int, int], spread: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Modes and errors of genes that go down by about one, do not change, and go up by about one."""
+    generator = seeded(seed)
+    truth = torch.tensor([-1.0, 0.0, 1.0]).double().repeat_interleave(torch.tensor(sizes))
+    truth += spread * truth.abs() * torch.randn(len(truth), generator=generator, dtype=torch.float64)
+    error = torch.full((len(truth),), 0.1).double()
+    return truth + error * torch.randn(len(truth), generator=generator, dtype=torch.float64), error
+
+
+def doubted(mode: Tensor, error: Tensor, centre: float) -> bool:
+    return abs(balance_of(mode, error, centre) - centre) > DELTA / 2
+
+
+@pytest.mark.parametrize("sizes", [(30, 40, 30), (0, 100, 0), (0, 90, 10), (5, 85, 10)])
+def test_changes_balance_about_a_centre_that_most_genes_or_both_directions_speak_for(sizes):
+    for seed in range(20):
+        mode, error = three_sets(sizes, 0.3, seed)
+        centre = centre_of(mode, error)
+        assert abs(centre) < 0.1
+        assert not doubted(mode, error, centre)
+
+
+@pytest.mark.parametrize("sizes", [(50, 20, 30), (30, 20, 50)])
+def test_a_centre_at_genes_that_changed_is_doubted_and_no_other(sizes):
+    wrong = []
+    for seed in range(30):
+        mode, error = three_sets(sizes, 0.2, seed)
+        centre = centre_of(mode, error)
+        wrong.append(abs(centre) > DELTA / 2)
+        assert doubted(mode, error, centre) == wrong[-1]
+    assert sum(wrong) > 20
+
+
+def test_most_genes_changed_alike_are_not_told_from_genes_that_did_not():
+    mode, error = three_sets((15, 35, 50), 0.05, 1)
+    centre = centre_of(mode, error)
+    assert centre == pytest.approx(1.0, abs=0.1)
+    assert not doubted(mode, error, centre)
+
+
+def test_a_balance_is_equivariant():
+    mode, error = three_sets((50, 20, 30), 0.2, 0)
+    balance = balance_of(mode, error, -1.0)
+    assert balance_of(-mode, error, 1.0) == pytest.approx(-balance, abs=1e-6)
+    assert balance_of(mode + 0.37, error, -0.63) == pytest.approx(balance + 0.37, abs=1e-6)
+
+
+def test_a_balance_uses_some_genes_where_there_are_many():
+    mode, error = three_sets((3000, 4000, 3000), 0.3, 0)
+    some, more = (balance_of(mode, error, 0.0, most=n) for n in (2000, 10_000))
+    assert some == pytest.approx(more, abs=0.05)
+    mode[1::5] += 0.5  # every fifth is used
+    assert balance_of(mode, error, 0.0, most=2000) == some
+    assert balance_of(mode, error, 0.0, most=10_000) != more
 
 
 def closeness(centre: float, mode: Tensor, error: Tensor) -> float:

@@ -57,8 +57,8 @@ def test_without_a_model_nothing_is_said_about_one():
     record = verdict([contrast(n_discoveries=3, n_up=2, n_down=1)], replicates="cells", model=None)
     states = {key: value for key, value in record.items() if key != "messages"}
     assert states == {
-        "decided_by": "counts", "size": "enough", "replicates": "cells", "prior": None, "inference": None,
-        "fit": None, "agreement": None,
+        "decided_by": "counts", "size": "enough", "replicates": "cells", "centre": None, "prior": None,
+        "inference": None, "fit": None, "agreement": None,
     }  # fmt: skip
     assert record["messages"] == [
         "3 genes are called in A vs B at an expected FDR of 0.05, with |LFC| at least 0.5: 2 higher in A, 1 higher in "
@@ -67,6 +67,33 @@ def test_without_a_model_nothing_is_said_about_one():
         "moderated across genes, and adaptive shrinkage of fold changes.",
         "Cells are the replicates: the FDR holds for more cells of these samples, not for new donors or experiments.",
     ]
+
+
+def balance(shift: float) -> dict[str, Any]:
+    return {"shift": shift, "n_genes": 50, "n_about": 12, "n_about_centre": 18}
+
+
+@pytest.mark.parametrize(
+    ("delta", "shift", "state"),
+    [(0.5, 0.2, "balanced"), (0.5, -0.7, "unsure"), (2.0, -0.7, "balanced"), (0.0, 0.1, "balanced")],
+)
+def test_the_centre_is_doubted_where_changes_do_not_balance_about_it(delta, shift, state):
+    rows = [contrast(delta=delta, balance=balance(shift))]
+    record = verdict(rows, replicates="cells", model=None)
+    assert record["centre"] == state
+    assert any("not certain which genes do not change" in m for m in record["messages"]) == (state == "unsure")
+    said = steps(rows, None, "cells")
+    assert ("can be used" in said) == (state == "balanced")
+    assert ("before using the list" in said) == (state == "unsure")
+
+
+def test_the_doubt_names_how_far_off_fold_changes_are():
+    rows = [contrast(balance=balance(-0.7)), contrast(name="A vs C", balance=balance(0.9)), contrast(balance=None)]
+    (message,) = [m for m in verdict(rows, replicates="cells", model=None)["messages"] if "not certain" in m]
+    assert message.startswith("In 2 of 3 contrasts, most in A vs C: It is not certain which genes do not change.")
+    assert "(18 of 50 well-measured ones), but ups and downs balance 0.90 log2 units above it, where 12 lie." in message
+    assert "every fold change is 0.90 lower: upward calls that do not exceed delta by as much are false" in message
+    assert message.endswith("and changes downward are missed.")
 
 
 @pytest.mark.parametrize(

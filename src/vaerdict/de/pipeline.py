@@ -29,10 +29,19 @@ from vaerdict.de.effects import (
 )
 from vaerdict.de.options import DEOptions, Pair
 from vaerdict.de.result import DEResult
-from vaerdict.de.shrinkage import WIDTHS, LfcPosterior, NodeLikelihood, PosteriorOfChange, centre_of, fit_shares
+from vaerdict.de.shrinkage import (
+    WIDTHS,
+    LfcPosterior,
+    NodeLikelihood,
+    PosteriorOfChange,
+    balance_of,
+    centre_of,
+    fit_shares,
+    well_known,
+)
 from vaerdict.de.splitting import cluster_warnings, with_testing_layer
 from vaerdict.de.stage_cache import FORMAT, StageCache
-from vaerdict.de.verdict import verdict
+from vaerdict.de.verdict import most_shift, verdict
 from vaerdict.engines import Engine, started
 from vaerdict.optional import require
 from vaerdict.options import accepts
@@ -247,7 +256,13 @@ def _by_counts(
     at_nodes = NodeLikelihood.of(likelihood, centre, exact)
     shares = fit_shares(at_nodes.take(expressed))
     at_nodes = at_nodes.take(tested)
-    record = {"share_contradicted": contradicted and contradicted(at_nodes), "centre": centre}
+    record = {
+        "share_contradicted": contradicted and contradicted(at_nodes),
+        "centre": centre,
+        "balance": _balance(likelihood.mode[expressed], likelihood.error[expressed], centre, options.delta)
+        if estimand.centred
+        else None,
+    }
     unshrunken = None if options.shrinkage else LfcPosterior(at_nodes, _WIDE_PRIOR)
 
     def summarised(posterior: PosteriorOfChange) -> GeneTable:
@@ -264,6 +279,13 @@ def _by_counts(
     predicted = learned.mean[tested] + (0.0 if estimand.centred else centre)
     by_prior = tables.ByPrior(counts, predicted)
     return _Compared(summarised(learned.posterior(tested)), by_prior, record, of_prior)
+
+
+def _balance(mode: torch.Tensor, error: torch.Tensor, centre: float, delta: float) -> dict[str, Any]:
+    """How far from the centre changes balance, and how many well-known genes lie about either."""
+    shift, known = balance_of(mode, error, centre) - centre, mode[well_known(error)] - centre
+    n_about_centre, n_about = (int(((known - c).abs() <= most_shift(delta)).sum()) for c in (0.0, shift))
+    return {"shift": shift, "n_genes": len(known), "n_about": n_about, "n_about_centre": n_about_centre}
 
 
 def _digest(scvi: Any) -> str | None:

@@ -133,14 +133,26 @@ def _log_normalised(made: Replicates) -> Any:
     return adata
 
 
-def _scanpy(method: str) -> Callable[[Any, float], RivalAnswer]:
+def _scanpy(method: str, **settings: Any) -> Callable[[Any, float], RivalAnswer]:
     def test(adata: Any, delta: float) -> RivalAnswer:
         scanpy = require("scanpy", "rivals")
-        scanpy.tl.rank_genes_groups(adata, "group", groups=["first"], reference="second", method=method)
+        scanpy.tl.rank_genes_groups(adata, "group", groups=["first"], reference="second", method=method, **settings)
         table = scanpy.get.rank_genes_groups_df(adata, "first").set_index("names").loc[adata.var_names]
-        return _adjusted(table["logfoldchanges"], table["pvals"])
+        return _adjusted(_lfc_of_means(adata), table["pvals"])
 
     return test
+
+
+def _lfc_of_means(adata: Any) -> np.ndarray:
+    """log2 of the ratio of the group means of scaled counts, with scanpy's pseudocount.
+
+    scanpy's own fold change is that of the means of log1p. Where many counts are zero, it is too small.
+    """
+    scaled = adata.X.expm1()
+    first, second = (
+        np.asarray(scaled[(adata.obs["group"] == name).to_numpy()].mean(0)) for name in ("first", "second")
+    )
+    return np.log2((first + 1e-9) / (second + 1e-9)).ravel()
 
 
 # ------------------------------------------------------------------------------------------------------ DESeq2
@@ -226,7 +238,7 @@ class Rival(NamedTuple):
 
 
 _PLAIN = {
-    "wilcoxon": Rival(ANY_CHANGE, _log_normalised, _scanpy("wilcoxon"), "scanpy"),
+    "wilcoxon": Rival(ANY_CHANGE, _log_normalised, _scanpy("wilcoxon", tie_correct=True), "scanpy"),
     "ttest": Rival(ANY_CHANGE, _log_normalised, _scanpy("t-test"), "scanpy"),
     "deseq2": Rival(ANY_CHANGE, _deseq2, _wald(), "pydeseq2"),
     "edger": Rival(ANY_CHANGE, _quasi_likelihood, _ql_test, "edgepython"),

@@ -68,6 +68,11 @@ GOOD_PREDICTION = 0.5
 """The correlation with the fold changes of the counts from which a prediction is called good."""
 
 
+def most_shift(delta: float) -> float:
+    """How far from the centre of fold changes these may balance, in log2 units."""
+    return max(delta, 0.5) / 2
+
+
 class Finding(NamedTuple):
     """One part of the verdict: its key and state, and the question that it answers a reader.
 
@@ -98,16 +103,18 @@ def verdict(contrasts: Sequence[Record], *, replicates: str, model: Record | Non
     Returns
     -------
     dict
-        The state of each part (`decided_by`, `size`, `replicates`, `prior`, `inference`, `fit`, `agreement`), None
-        where it was not examined, and `messages`, of which the first counts the calls.
+        The state of each part (`decided_by`, `size`, `replicates`, `centre`, `prior`, `inference`, `fit`,
+        `agreement`), None where it was not examined, and `messages`, of which the first counts the calls.
     """
     parts = findings(contrasts, replicates=replicates, model=model)
     states = {part.key: part.state for part in parts}
+    if "centre" not in states and any(contrast.get("balance") for contrast in contrasts):
+        states["centre"] = "balanced"
     return {
         "decided_by": states["decided_by"],
         "size": "few" if _fewest(contrasts, replicates)[0] < FEW[replicates] else "enough",
         "replicates": replicates,
-        **{key: states.get(key) for key in ("prior", "inference", "fit", "agreement")},
+        **{key: states.get(key) for key in ("centre", "prior", "inference", "fit", "agreement")},
         "messages": [calls_message(contrasts), *(part.message for part in parts)],
     }
 
@@ -119,7 +126,8 @@ def findings(contrasts: Sequence[Record], *, replicates: str, model: Record | No
     on_model = [] if model is None else [*_inference(model, decider), *_fit(model, decider)]
     on_model += _agreement(contrasts, decider)
     on_replicates = _replicates(contrasts, replicates)
-    rest = [*on_model, on_replicates] if decider.rests_on_model else [on_replicates, *_prior(contrasts), *on_model]
+    by_counts = [*_centre(contrasts), on_replicates, *_prior(contrasts)]
+    rest = [*on_model, on_replicates] if decider.rests_on_model else [*by_counts, *on_model]
     return [_decision(name, replicates, model), *rest]
 
 
@@ -132,6 +140,7 @@ def advice(parts: Sequence[Finding], *, first_look: bool, within_batches: bool) 
     """What to do next; `first_look` where replicates are few or the error of a deciding model is unknown."""
     rests_on_model = DECIDERS[parts[0].state].rests_on_model
     sound = not rests_on_model or all(part.tone == "good" for part in parts if part.key in ("inference", "fit"))
+    sound = sound and not any(part.key == "centre" for part in parts)
     use = "The list can be used as a first look." if first_look else "The list can be used at its stated FDR."
     batches = "If the groups were measured in different batches, name their column with --batch-key."
     steps = [use if sound else "", *(part.advice for part in parts), "" if within_batches else batches]
@@ -166,6 +175,33 @@ def _decision(name: str, replicates: str, model: Record | None) -> Finding:
         message += " Intervals leave out the error of the model (no refits) and are too narrow."
         steps = f"A model trained with --refits 3 includes its error in the intervals. {steps}".strip()
     return Finding("decided_by", name, "Who decided the genes?", decider.answer, message, decider.tone, steps)
+
+
+def _centre(contrasts: Sequence[Record]) -> list[Finding]:
+    """A warning where changes do not balance about the centre: where they do, nothing is known for certain."""
+    unsure = [
+        (contrast, balance)
+        for contrast in contrasts
+        if (balance := contrast.get("balance")) and abs(balance["shift"]) > most_shift(contrast["delta"])
+    ]
+    if not unsure:
+        return []
+    worst, balance = max(unsure, key=lambda pair: abs(pair[1]["shift"]))
+    shift = balance["shift"]
+    place = "" if len(contrasts) == 1 else f"In {len(unsure)} of {len(contrasts)} contrasts, most in {worst['name']}: "
+    message = (
+        f"{place}It is not certain which genes do not change. Fold changes are relative to a set of genes with about "
+        f"the same change ({balance['n_about_centre']:,} of {balance['n_genes']:,} well-measured ones), but ups and "
+        f"downs balance {abs(shift):.2f} log2 units {'above' if shift > 0 else 'below'} it, where "
+        f"{balance['n_about']:,} lie. If that is where genes do not change, every fold change is {abs(shift):.2f} "
+        f"{'lower' if shift > 0 else 'higher'}: {'upward' if shift > 0 else 'downward'} calls that do not exceed delta "
+        f"by as much are false, and changes {'downward' if shift > 0 else 'upward'} are missed."
+    )
+    steps = (
+        "Find out which genes do not change before using the list. --scale proportion needs no such genes: it compares "
+        "proportions of all counts."
+    )
+    return [Finding("centre", "unsure", "What are fold changes relative to?", "Not certain", message, "bad", steps)]
 
 
 def _prior(contrasts: Sequence[Record]) -> list[Finding]:

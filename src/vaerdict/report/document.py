@@ -87,7 +87,8 @@ class Section:
 class Document:
     """A whole report. `summary` holds the main findings in sentences, `manifest` what produced the results.
 
-    `style` and `script` are appended to those of the page, for its interactive blocks, and `menu` to its side menu.
+    `tone` is ``bad`` where the summary says that the results are not to be used, which its colour shows. `style` and
+    `script` are appended to those of the page, for its interactive blocks, and `menu` to its side menu.
     """
 
     title: str
@@ -97,6 +98,7 @@ class Document:
     style: str = ""
     script: str = ""
     menu: Live = Live("")
+    tone: str = ""
 
     def pictures(self) -> list[Picture]:
         """All pictures, in order of appearance."""

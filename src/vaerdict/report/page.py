@@ -35,7 +35,7 @@ def page(document: Document, drawings: Mapping[str, str]) -> str:
 <body>
 {_menu(document, ids)}<main>
 <h1>{text(document.title)}</h1>
-<section class="summary" aria-label="Summary">
+<section class="{" ".join(filter(None, ("summary", document.tone)))}" aria-label="Summary">
 {summary}
 </section>
 {sections}

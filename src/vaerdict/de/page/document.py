@@ -109,6 +109,7 @@ def document(
         style=_asset("page.css"),
         script="(() => {\n" + "".join(_asset(f"{name}.js") for name in SCRIPTS) + "})();",
         menu=MENU if len(contrasts) > 1 else Live(""),
+        tone="bad" if _wrong(parts) else "",
     )
 
 
@@ -131,14 +132,19 @@ def _verdict(results: Row) -> Row:
 
 def _use(results: Row, parts: Sequence[Finding], model: Row | None) -> str:
     """What the list can be used for, in a line: what is wrong with it, or of whom it speaks; and how many warnings."""
-    rests_on_model = DECIDERS[parts[0].state].rests_on_model
-    wrong = [part.message for part in parts if part.tone == "bad" and rests_on_model]
+    wrong = [part.message for part in _wrong(parts)]
     whom = [part.message for part in parts if part.key == "replicates"]
     plain = [part._replace(advice="") for part in parts]
     use = advice(plain, first_look=_first_look(results, parts, model), within_batches=True)
     warnings = len(_warnings(results, parts))
     more = f"{warnings} warning{'s' if warnings > 1 else ''} and what to do next: How far to trust the list."
     return " ".join(filter(None, [*(wrong or whom), use.removeprefix("What to do next: "), more if warnings else ""]))
+
+
+def _wrong(parts: Sequence[Finding]) -> list[Finding]:
+    """The parts of the verdict because of which the list is not to be used."""
+    rests_on_model = DECIDERS[parts[0].state].rests_on_model
+    return [part for part in parts if part.tone == "bad" and (rests_on_model or part.key == "centre")]
 
 
 def _first_look(results: Row, parts: Sequence[Finding], model: Row | None) -> bool:
