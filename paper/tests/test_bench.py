@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import vaerdict as vd
 from page_checks import NASTY
 from vaerdict.core import DataError, SettingError
+from vaerdict.datasets import appendix
 from vaerdict.report import load, markdown, render
 from vaerdict.report.tables import ABSENT, Table
 from vaerdict_paper import benchmarks
@@ -148,8 +151,9 @@ def test_processor_time_is_measured_too():
     assert watch.wall > 0
     assert watch.cpu > 0
     calls = []
-    median_seconds(lambda: calls.append(1), 3, cpu=True)
+    seconds = median_seconds(lambda: calls.append(1), 3, cpu=True)
     assert len(calls) == 4  # the first is not counted
+    assert 0 <= seconds < 1
 
 
 def test_the_number_of_threads_is_restored():
@@ -272,6 +276,8 @@ def test_samplers_are_compared_with_one_change_at_a_time():
         "start of AIS": (5.0, 4.0),
         "start of SMC": (4.0, 4.0),
     }
+    seconds = [(row["peer_s"], row["ours_s"]) for row in comparisons.comparisons(_result("samplers", _sampler_rows()))]
+    assert seconds == [(10.0, 5.0), (5.0, 2.0), (2.0, 0.2), (0.5, 0.05), (2.0, 0.5), (0.2, 0.05)]
     for row in table.rows:
         before, after = (row[side].split(", ") for side in ("before", "after"))
         changed = sum(a != b for a, b in zip(before, after, strict=True))
@@ -280,10 +286,27 @@ def test_samplers_are_compared_with_one_change_at_a_time():
 
 def test_every_mode_of_scvi_tools_that_is_paired_is_measured():
     assert {peer for _, _, peer, _, _ in comparisons._PAIRS} == set(de.MODES)
-    assert {between for _, between, *_ in comparisons._PAIRS} <= {de.PAIRS, de.MEANS, de.CENTRED_MEANS}
     kinds = {peer: kind for _, _, peer, kind, _ in comparisons._PAIRS}
     like = [peer for peer, kind in kinds.items() if kind == LIKE]
     assert like == ["scvi-tools, importance", "scvi-tools, importance, 100 anchors"]  # its default and a faster setting
+
+
+def test_the_counts_are_scored_by_changes_either_way_of_all_genes(monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("anndata")
+    data = appendix(0, n_cells=80, n_genes=8)
+    truth = data.lfc(0, 1)
+    changed = truth.abs() >= de.DELTA
+    half = 0.5 * changed.double().numpy()  # of the probability of a change, on either side
+    columns = {"prob_up": half, "prob_down": half, "lfc_mean": truth.numpy(), "lfc_low": 0.0, "lfc_high": 0.0}
+    table = pandas.DataFrame({"gene": [f"g{i}" for i in range(8)], **columns})
+    tested = table.drop(index=int(changed.double().argmax()))  # without one gene that changes
+    monkeypatch.setattr(vd, "differential_expression", lambda *_, **__: SimpleNamespace(table=tested))
+    row = de._by_counts(data, 0)
+    n_changed = int(changed.sum())
+    assert n_changed == 6
+    assert row["tpr"] == pytest.approx((n_changed - 1) / n_changed)
+    assert row["fdp"] == 0
 
 
 @pytest.mark.slow
@@ -338,12 +361,18 @@ def test_both_sides_take_turns_and_the_ratio_is_of_rounds():
         order.append(name)
         return next(clock)
 
-    seconds = interleaved({name: lambda name=name: work(name) for name in "ab"}, 3, warm=False)
+    seconds = interleaved({name: lambda name=name: work(name) for name in "ab"}, 3, warm=False, measured=True)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert seconds == {"a": [1.0, 2.0, 3.0], "b": [10.0, 30.0, 3.0]}
     row = comparison(LIKE, "case", "peer", seconds["a"], seconds["b"])
     assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (10.0, 1.0, 15.0)
     assert (row["ours_s"], row["peer_s"], row["repeats"]) == (2.0, 10.0, 3)
+
+
+def test_what_a_call_returns_is_its_time_only_if_it_measures_it():
+    works = {"a": lambda: 1e6}
+    assert max(interleaved(works, 3)["a"]) < 1e3
+    assert interleaved(works, 3, measured=True) == {"a": [1e6] * 3}
 
 
 @pytest.mark.parametrize("kind", [OTHER, ABLATION])
@@ -377,21 +406,12 @@ def _gpu_rows() -> list[dict]:
 def test_grids_have_extrapolated_and_measured_seconds(tmp_path):
     bench = tmp_path / "bench"
     benchmarks.write_result(bench, "gpu", _result("gpu", _gpu_rows(), complete=False))
-    alone = markdown(load(bench))
-    assert f"| MNIST | models | 70.0 | {ABSENT} | {ABSENT} |" in alone
-    assert "Interrupted, with the rows measured until then: gpu." in alone
-    assert "| 400.0 |" in alone  # TFLOP/s
-    assert "| pPCA | models | 4.5 | 5.5 | GPU |" in alone
-    stages = [
-        {"stage": "training", "what": "20 models of paper, 100 epochs", "seconds": 50.0, "device": "GPU"},
-        {"stage": "training", "what": "models of printed, 100 epochs", "seconds": 40.0, "device": "GPU"},
-        {"stage": "training", "what": "5 models of free, 100 epochs", "seconds": 1e6, "device": "GPU"},
-    ]
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "results.json").write_text(json.dumps({"experiment": "mnist", "stages": stages}))
-    measured = markdown(load(bench))
-    assert "| MNIST | models | 70.0 | 90.0 | GPU |" in measured
-    assert f"| MNIST | proposals | 5.0 | {ABSENT} | {ABSENT} |" in measured
+    shown = markdown(load(bench))
+    assert f"| MNIST | models | 70.0 | {ABSENT} | {ABSENT} |" in shown
+    assert "Interrupted, with the rows measured until then: gpu." in shown
+    assert "MNIST: a workload for timing" in shown
+    assert "| 400.0 |" in shown  # TFLOP/s
+    assert "| pPCA | models | 4.5 | 5.5 | GPU |" in shown
 
 
 def test_the_scaling_table_prints_exponents():

@@ -54,7 +54,7 @@ def test_sides_have_the_sizes_of_their_design(folder, rng):
         assert not split.truth.any()
     assert not cells.fits("PBMC 3k, B", "100")
     assert cells.fits("Kang, control CD14+ monocytes", "100")
-    changed = cells.split_cells("Kang, control CD14+ monocytes", "50", rng, 0.5)
+    changed = cells.split_cells("Kang, control CD14+ monocytes", "50", rng, de_methods.plant)
     assert (changed.lfc != 0).sum() == 21  # seven of every twenty genes
     relative = changed.truth - np.median(changed.truth)
     np.testing.assert_allclose(relative, changed.lfc, atol=0.1)

@@ -44,14 +44,39 @@ def test_some_genes_change_and_others_do_not():
     assert 0.05 < changed.mean() < 0.6
 
 
-def test_a_method_that_was_stopped_or_too_slow_is_not_tried():
-    before = {"fast": (1000, 1.0), "slow": (1000, 20.0), "stopped": None}
-    assert de_scale._too_slow("new", 10_000, before, 120) is None
-    assert de_scale._too_slow("fast", 10_000, before, 120) is None
-    slow = de_scale._too_slow("slow", 10_000, before, 120)
-    assert slow == {"stopped": "not tried in 120 CPU s: 20 for 1,000 cells"}
-    stopped = de_scale._too_slow("stopped", 10_000, before, 120)
-    assert stopped == {"stopped": "not tried: no answer in 120 CPU s with fewer cells"}
+def test_a_method_that_was_too_slow_is_not_tried():
+    assert de_scale._not_tried(10_000, None, 120) is None
+    assert de_scale._not_tried(10_000, (1000, 1.0), 120) is None
+    assert de_scale._not_tried(10_000, (1000, 20.0), 120) == "not tried in 120 CPU s: 20 for 1,000 cells"
+
+
+def test_a_method_without_an_answer_keeps_its_reason_at_every_size(monkeypatch):
+    first = {
+        "answers": {"n_called": 3, "needs_s": 0.1, "stopped": None},
+        "memory": {"stopped": "needs more than 8 GiB"},
+        "time": {"stopped": "did not finish in 60 CPU s"},
+        "fails": {"stopped": "ended with exit code 1"},
+    }
+    methods = {name: de_scale.Method(lambda path: {}, de_scale.BEYOND_DELTA, "vaerdict") for name in first}
+    methods["absent"] = methods["fails"]._replace(package="no_such_package")
+    monkeypatch.setattr(de_scale, "_methods", lambda: methods)
+    monkeypatch.setattr(de_scale, "in_limits", lambda name, files, limit: dict(first[name]))
+    monkeypatch.setattr(de_scale, "simulate", lambda path, *size, seed: path.touch() or path)
+    rows = list(de_scale.run(quick=True))
+    stopped = {name: [row["stopped"] for row in rows if row["method"] == name] for name in methods}
+    assert stopped == {
+        "answers": [None, None],
+        "memory": ["needs more than 8 GiB", "not tried: with fewer cells it needs more than 8 GiB"],
+        "time": ["did not finish in 60 CPU s", "not tried: with fewer cells it did not finish in 60 CPU s"],
+        "fails": ["ended with exit code 1", "not tried: with fewer cells it ended with exit code 1"],
+        "absent": ["no_such_package is not installed"] * 2,
+    }
+
+
+@pytest.mark.slow
+def test_a_method_that_fails_says_how_its_process_ended(path, tmp_path):
+    absent = tmp_path / "absent.h5ad"
+    assert de_scale.in_limits(de_scale.OURS, (path, absent)) == {"stopped": "ended with exit code 1"}
 
 
 def test_the_default_path_is_timed_in_a_process_of_its_own(path):

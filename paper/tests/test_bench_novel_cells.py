@@ -10,10 +10,12 @@ pytest.importorskip("anndata")
 pytest.importorskip("sklearn")
 
 from vaerdict.report import text
+from vaerdict.report.tables import Value
 from vaerdict_paper.benchmarks import novel_cells
 from vaerdict_paper.benchmarks.novel_cells import designs
 from vaerdict_paper.benchmarks.novel_cells.designs import Cells
 from vaerdict_paper.pages import bench
+from vaerdict_paper.pages import novel_cells as page
 
 TYPES = np.array(["a", "b", "c"])
 
@@ -90,3 +92,12 @@ def test_cost_is_that_of_the_command(monkeypatch):
     row = novel_cells.cost(400, 200)
     assert 0 < row["seconds"] < 300
     assert 0.1 < row["peak_gb"] < 20
+
+
+def test_errors_are_over_hidden_types_whose_runs_share_their_cells():
+    runs = [{"design": design, "power": power} for design, power in (("B", 0.2), ("NK", 0.6)) for _ in range(9)]
+    assert page._mean(runs, "power") == Value(pytest.approx(0.4), pytest.approx(0.2))
+    assert page._mean([{"design": "B", "power": p} for p in (0.1, 0.3, None)], "power") == Value(
+        pytest.approx(0.2), pytest.approx(0.1)
+    )
+    assert page._mean([{"design": "B", "power": None}], "power") is None

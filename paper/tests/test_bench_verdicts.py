@@ -328,7 +328,7 @@ def test_rivals_answer_a_benign_target():
     pytest.importorskip("numpyro")
     pytest.importorskip("dynesty")
     found = verdicts.rival_answers(0, ["ring, 2-d"])
-    for method in ("vaerdict", "NUTS", "nested sampling"):
+    for method in ("vaerdict", *rivals.METHODS):
         row = verdicts.summary([r for r in found if r["method"] == method])
         assert row["questions"] == 4 * rivals.N_COMPARED
         assert row["evaluations"] > 100

@@ -394,13 +394,14 @@ def test_rivals_are_skipped_where_they_are_not_installed_and_added_later(tmp_pat
     run = run_tasks(work, todo, tmp_path, workers=1)
     assert run.results == []
     assert len(run.skipped) == len(todo)
-    assert not list((tmp_path / "parts").glob("*.json"))
+    assert not list((tmp_path / "tasks").glob("*.json"))
     monkeypatch.setattr(genes, "_installed", lambda package: True)
     row = {"model": "wilcoxon", "estimand": "centred", "n_cells": "all", "n_called_05": 0}
     monkeypatch.setattr(genes, "rival_rows", lambda compared, **keys: [row] * len(compared))
     monkeypatch.setattr(genes, "Problem", type("P", (), {"of": staticmethod(partial(_small_problem))}))
     later = run_tasks(work, todo, tmp_path, workers=1)
     assert later.skipped == []
+    assert len(list((tmp_path / "tasks").glob("*.json"))) == len(todo)
     assert [sorted(r) for r in later.results] == [["cross"]] * 2 + [["donors"]] * 2
     (averaged_row,) = later.results[0]["cross"]
     assert (averaged_row["dataset"], averaged_row["subsets"]) == ("appendix-0", 3)  # all cells, and one subset of each

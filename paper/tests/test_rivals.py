@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_answer(data):
     assert answers(1) != answers(2)
 
 
-def test_group_means_of_normalised_expression_are_resampled(data, monkeypatch):
+def test_group_means_of_normalised_expression_are_resampled(data):
     """With expression that is known, draws have the mean and the spread of a bootstrap of the cells."""
     expression = data.counts.double() / data.counts.sum(1, keepdim=True)
 

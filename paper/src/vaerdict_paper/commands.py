@@ -77,8 +77,8 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-scale, de-methods, prior, clustered, "
-            "novelty, novel-cells, scaling, gpu, million or all."
+            help="psis, ppca, samplers, escalation, verdicts, counts, de, de-scale, de-methods, centre, prior, "
+            "clustered, novelty, novel-cells, scaling, gpu, million or all."
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, for a first look.")] = False,

@@ -27,6 +27,7 @@ BENCHMARKS = (
     "de",
     "de-scale",
     "de-methods",
+    "centre",
     "prior",
     "clustered",
     "novelty",
@@ -120,10 +121,15 @@ def mark(folder: Path) -> None:
     write_json(folder / "results.json", {"experiment": "bench"})
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported."""
+    return find_spec(package) is not None
+
+
 def unavailable(name: str) -> str | None:
     """Why a benchmark cannot run here (a package or device is missing); None if it can."""
     module = _module(name)
-    missing = [package for package in getattr(module, "PACKAGES", ()) if find_spec(package) is None]
+    missing = [package for package in getattr(module, "PACKAGES", ()) if not is_installed(package)]
     if missing:
         return f"needs {', '.join(missing)}"
     if getattr(module, "NEEDS_CUDA", False) and not torch.cuda.is_available():
@@ -141,7 +147,7 @@ def _module(name: str) -> Any:
 def _peers(module: Any) -> dict[str, str]:
     """The versions of the packages that a benchmark compares with."""
     packages: list[str] = [*getattr(module, "PACKAGES", ()), *getattr(module, "PEERS", ())]
-    return {p: metadata.version(_DISTRIBUTIONS.get(p, p)) for p in packages if find_spec(p) is not None}
+    return {p: metadata.version(_DISTRIBUTIONS.get(p, p)) for p in packages if is_installed(p)}
 
 
 _DISTRIBUTIONS = {"scvi": "scvi-tools", "sklearn": "scikit-learn"}

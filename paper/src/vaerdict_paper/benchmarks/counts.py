@@ -174,7 +174,8 @@ def _per_epoch(both: dict[str, Epochs], repeats: int) -> dict[str, list[float]]:
 
     for epochs in both.values():
         epochs(1)  # warms up
-    return interleaved({name: partial(one, epochs) for name, epochs in both.items()}, repeats, warm=False)
+    works = {name: partial(one, epochs) for name, epochs in both.items()}
+    return interleaved(works, repeats, warm=False, measured=True)
 
 
 def _timed(epochs: Epochs, n: int) -> float:

@@ -38,6 +38,8 @@ from vaerdict.core import Progress, silent
 from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, Comparison, rival_answers
 from vaerdict.optional import isolated, require
 from vaerdict.report import load, write_page
+from vaerdict_paper.benchmarks import is_installed
+from vaerdict_paper.benchmarks.timing import peak_gib
 
 PACKAGES = ("anndata", "scanpy")
 PEERS = ("edgepython", "scvi")
@@ -47,6 +49,7 @@ N_GENES = 2000
 SIZES = (1000, 10_000, 100_000, 1_000_000)
 LIMIT, MEMORY = 120, 8  # CPU seconds and GiB that a method may use
 REPEATS, ENOUGH = 3, 10.0  # runs of a method, unless those made took so many CPU seconds
+OURS, WITHOUT_PRIOR = "vaerdict de", "vaerdict de --prior none"
 TOO_SLOW = 1.5  # times the limit: a method that would need more, by its seconds with fewer cells, is not tried
 
 _ONE_THREAD: dict[str, str] = dict.fromkeys(
@@ -78,7 +81,7 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
     ``stopped`` says why a method has no answer.
     """
     sizes, n_genes, limit = ((400, 1200), 100, 60) if quick else (SIZES, N_GENES, LIMIT)
-    before: dict[str, tuple[int, float] | None] = {}
+    before: dict[str, tuple[int, float] | str] = {}
     with TemporaryDirectory() as folder:
         small = simulate(Path(folder) / "small.h5ad", sizes[0], n_genes, seed=1)
         for i, n_cells in enumerate(sizes):
@@ -86,35 +89,43 @@ def run(*, quick: bool = False, progress: Progress = silent) -> Iterator[dict[st
             for j, (name, method) in enumerate(_methods().items()):
                 progress(i * len(_methods()) + j, len(sizes) * len(_methods()), f"{name}, {n_cells:,} cells")
                 row = {"cells": n_cells, "genes": n_genes, "method": name, "question": method.question}
-                answer = _too_slow(name, n_cells, before, limit)
-                if answer is None:
-                    answer = in_limits(name, (path, small), limit)
-                    before[name] = (n_cells, answer.pop("needs_s")) if answer["stopped"] is None else None
+                reason = _missing(method.package) or _not_tried(n_cells, before.get(name), limit)
+                if reason is not None:
+                    yield row | {"stopped": reason}
+                    continue
+                answer = in_limits(name, (path, small), limit)
+                before[name] = answer["stopped"] or (n_cells, answer.pop("needs_s"))
                 yield row | answer
             path.unlink()
     progress(1, 1, "done")
 
 
-def _too_slow(
-    name: str, n_cells: int, before: dict[str, tuple[int, float] | None], limit: int
-) -> dict[str, Any] | None:
-    """Why a method is not tried: with fewer cells it was stopped, or too slow."""
-    if name not in before:
+def _missing(package: str) -> str | None:
+    """Why a method cannot be tried, whatever the number of cells."""
+    return None if is_installed(package) else f"{package} is not installed"
+
+
+def _not_tried(n_cells: int, before: tuple[int, float] | str | None, limit: int) -> str | None:
+    """Why a method is not tried: with fewer cells it was stopped, or too slow.
+
+    `before` is what it did with fewer cells: their number and its seconds, or why it was stopped.
+    """
+    if before is None:
         return None
-    smaller = before[name]
-    if smaller is None:
-        return {"stopped": f"not tried: no answer in {limit} CPU s with fewer cells"}
-    if smaller[1] * n_cells / smaller[0] <= TOO_SLOW * limit:
+    if isinstance(before, str):
+        return f"not tried: with fewer cells it {before}"
+    n_before, seconds = before
+    if seconds * n_cells / n_before <= TOO_SLOW * limit:
         return None
-    return {"stopped": f"not tried in {limit} CPU s: {smaller[1]:.0f} for {smaller[0]:,} cells"}
+    return f"not tried in {limit} CPU s: {seconds:.0f} for {n_before:,} cells"
 
 
 # ------------------------------------------------------------------------------------------------------ the methods
 def _methods() -> dict[str, Method]:
     """The methods by name."""
     return {
-        "vaerdict de": Method(_ours, BEYOND_DELTA, "vaerdict"),
-        "vaerdict de --prior none": Method(_without_prior, BEYOND_DELTA, "vaerdict"),
+        OURS: Method(_ours, BEYOND_DELTA, "vaerdict"),
+        WITHOUT_PRIOR: Method(_without_prior, BEYOND_DELTA, "vaerdict"),
         "scanpy t-test": Method(_ttest, ANY_CHANGE, "scanpy"),
         "scanpy Wilcoxon": Method(_wilcoxon, ANY_CHANGE, "scanpy"),
         "edgepython QL": Method(_edger, ANY_CHANGE, "edgepython"),
@@ -196,9 +207,6 @@ def in_limits(name: str, files: tuple[Path, Path], limit: int = LIMIT, memory: f
 
     `files` are the cells, and others for a first call that is not counted.
     """
-    package = _methods()[name].package
-    if package != "vaerdict" and not _installed(package):
-        return {"stopped": f"{package} is not installed"}
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, name, files, limit, memory), daemon=True)
@@ -214,7 +222,7 @@ def in_limits(name: str, files: tuple[Path, Path], limit: int = LIMIT, memory: f
         return answer
     if process.exitcode == -signal.SIGXCPU:
         return {"stopped": f"did not finish in {limit} CPU s"}
-    return {"stopped": f"the process ended with {process.exitcode}"}
+    return {"stopped": f"ended with exit code {process.exitcode}"}
 
 
 @contextmanager
@@ -230,12 +238,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _installed(package: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
 
 
 def _work(sender: Connection, name: str, files: tuple[Path, Path], limit: int, memory: float) -> None:
@@ -258,7 +260,7 @@ def _work(sender: Connection, name: str, files: tuple[Path, Path], limit: int, m
             cpu_s = spent - row.pop("trained_s", 0.0)
             times = {"cpu_s": cpu_s, "wall_s": time.perf_counter() - wall}
             rows.append({**row, **times, "spent_s": spent, "needs_s": cpu_s + row.pop("epoch_s", 0.0)})
-        sender.send(_medians(rows) | {"peak_gb": _peak(), "repeats": len(rows), "stopped": None})
+        sender.send(_medians(rows) | {"peak_gb": peak_gib(), "repeats": len(rows), "stopped": None})
     except Exception as error:  # torch and HDF5 have errors of their own for it
         if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
@@ -267,12 +269,6 @@ def _work(sender: Connection, name: str, files: tuple[Path, Path], limit: int, m
 
 def _medians(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-
-
-def _peak() -> float:
-    """The peak memory of this process in GiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
 
 
 # ------------------------------------------------------------------------------------------------------ the cells

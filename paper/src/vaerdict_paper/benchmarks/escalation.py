@@ -1,4 +1,4 @@
-"""Stages of escalation: k-hat, effective sample size and cost on two small posteriors of realistic kinds.
+"""Proposals, from the encoder to sequential Monte Carlo, on two small posteriors of realistic kinds.
 
 The models are small: a negative-binomial count model fitted to Poisson log-normal counts, and an M1+M2 model whose
 posterior over (z, u) is computed for each class in turn. All stages are ours, each after the one before it, so that the

@@ -1,10 +1,10 @@
 """The paper's three grids on an accelerator: seconds of a step, its shares of the ceilings, and what bounds it.
 
 A grid is trained as stacks of members (see `vaerdict.training`); one row is one kind of stack, with five seeds and
-otherwise at the sizes of the paper; MNIST has networks as printed. Images and counts are simulated, because times do
-not depend on their values. Seconds of a grid are those of a step times the steps of all epochs of the preset; early
-stopping may use fewer. Rows also have the measured time of training the stack for these epochs, including held-out
-checks and start-up; for MNIST a run of the experiment with these stacks has it.
+otherwise at the sizes of the paper. The MNIST grid, networks as printed with five seeds in a stack, is a workload for
+timing and not a preset. Images and counts are simulated, because times do not depend on their values. Seconds of a grid
+are those of a step times the steps of all its epochs; early stopping may use fewer. Rows also have the measured time of
+training the stack for these epochs, including held-out checks and start-up; MNIST rows have none.
 Without a CUDA device everything runs on the CPU at the small sizes of `quick`, which only tests that it runs.
 """
 
@@ -44,7 +44,7 @@ class Workload:
     """A stack to be trained: its step on the batch at `index`, and the number of steps in a grid.
 
     A step changes `state` in place; recording it must restore `state` and `generators`. Training replays the step
-    from a CUDA graph. `train` trains the stack for all epochs, or is None if the experiment measures that.
+    from a CUDA graph. `train` trains the stack for all epochs; None leaves that out.
     """
 
     grid: str
@@ -148,7 +148,10 @@ Maker = Callable[[], Workload]
 
 # -------------------------------------------------------------------------------------------------------- MNIST
 def _mnist(sizes: Sizes, device: torch.device) -> Iterator[Maker]:
-    """Models in their stacks (VAE with IWAE, WW, CHI), and the proposals that are fitted to each of them."""
+    """Models in their stacks (VAE with IWAE, WW, CHI), and the proposals that are fitted to each of them.
+
+    Particles, batches, labels and epochs are those of presets, but no preset trains these networks in these stacks.
+    """
     paper = mnist_settings.PRESETS["paper"]
     preset = replace(
         paper, n_particles=sizes.particles or paper.n_particles, batch_size=sizes.batch or paper.batch_size
@@ -179,7 +182,7 @@ def _semi(
     members = []
     for name, seed in keys:
         model = M1M2(data.x.shape[1], mnist_settings.N_KNOWN, generator=seeded(seed))
-        members.append(mnist_lab.fresh_member(model, name, seed, fresh=seed))
+        members.append(mnist_lab.fresh_member(model, name, seed))
     settings = mnist_lab.training_settings(preset, mnist_settings.AS_PRINTED, epochs)
     stack = SemiStack(members, stack_data([data] * len(members), device), settings, learn_model=learn_model)
     batches = stack.shuffled()

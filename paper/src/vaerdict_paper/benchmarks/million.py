@@ -14,8 +14,6 @@ the steps after it do not depend on the number of cells.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +34,7 @@ from vaerdict.noise import seeded
 from vaerdict.proposals import Normal, OfCounts
 from vaerdict.training import IWAE, Fit, Member, Settings, train
 from vaerdict.training.data import DeviceRows
+from vaerdict_paper.benchmarks.timing import peak_gib
 from vaerdict_paper.experiments.genes_contrasts import GroupComparison, compare_groups
 
 DELTA, LEVEL = 0.5, 0.05
@@ -122,7 +121,7 @@ def measured(
         **seconds,
         "seconds_per_epoch": fit.seconds / epochs,
         "nonzero_share": len(data.rows.values) / (n_cells * n_genes),
-        "peak_host_gb": _peak_host(),
+        "peak_host_gb": peak_gib(),
         "peak_device_gb": torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
         "khat": khat.nanmedian().item(),
         "share_ok": ok.double().mean().item(),
@@ -225,9 +224,3 @@ def _timed(stage: str, seconds: dict[str, float], device: torch.device) -> Itera
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds[stage] = time.perf_counter() - started
-
-
-def _peak_host() -> float:
-    """The peak memory of this process in GiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20

@@ -156,7 +156,8 @@ def _cheapest(rows: Mapping[Key, dict[str, Any]], start: str) -> Key:
 def _change(case: str, what: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     described = [f"{row['method']}, {row['schedule']}, from the {row['start']}" for row in (before, after)]
     ratios = {f"{cost}_ratio": before[cost] / after[cost] for cost in ("gradients", "seconds")}
-    return {"case": case, "change": what, "before": described[0], "after": described[1], **ratios}
+    seconds = {"before_s": before["seconds"], "after_s": after["seconds"]}
+    return {"case": case, "change": what, "before": described[0], "after": described[1], **seconds, **ratios}
 
 
 def _annealed(case: Case, start: Proposal, schedule: str, temperatures: int, chains: int) -> Measured:

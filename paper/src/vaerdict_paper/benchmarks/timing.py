@@ -1,4 +1,4 @@
-"""Timing for the benchmarks, and the rows that compare two ways of doing the same.
+"""Seconds and peak memory for the benchmarks, and the rows that compare two ways of doing the same.
 
 A comparison is of one of three kinds. `LIKE` is a peer that does the same task on the same data and device. `OTHER` is
 a peer as it is commonly used, which does something else as well or instead; ``differs`` says what. `ABLATION` is our
@@ -7,7 +7,9 @@ own code with one thing changed, which ``differs`` names; its slower side is no 
 
 from __future__ import annotations
 
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,21 +52,20 @@ def one_thread() -> Iterator[None]:
 
 def median_seconds(work: Callable[[], Any], repeats: int, *, cpu: bool = False) -> float:
     """The median seconds of several calls, by the clock or (`cpu`) of the processor, after one warm-up call."""
-    work()  # imports, allocation, kernels
-    times = []
-    for _ in range(repeats):
-        with watched() as watch:
-            work()
-        times.append(watch.cpu if cpu else watch.wall)
-    return statistics.median(times)
+    return statistics.median(interleaved({"work": work}, repeats, cpu=cpu)["work"])
 
 
 def interleaved(
-    works: Mapping[str, Callable[[], Any]], repeats: int, *, cpu: bool = False, warm: bool = True
+    works: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    *,
+    cpu: bool = False,
+    warm: bool = True,
+    measured: bool = False,
 ) -> dict[str, list[float]]:
     """Seconds of several pieces of work, which take turns so that other load on the machine meets all of them.
 
-    The order is reversed in every second round. A call that returns a float has measured its own seconds.
+    The order is reversed in every second round.
 
     Parameters
     ----------
@@ -76,6 +77,8 @@ def interleaved(
         Whether seconds are those of the processor.
     warm
         Whether each is called once before, for imports, allocation and kernels.
+    measured
+        Whether a call returns its own seconds, which are then those of the round.
     """
     for work in works.values() if warm else ():
         work()
@@ -83,9 +86,15 @@ def interleaved(
     for i in range(repeats):
         for name in list(works)[:: 1 if i % 2 == 0 else -1]:
             with watched() as watch:
-                own = works[name]()
-            seconds[name].append(own if isinstance(own, float) else watch.cpu if cpu else watch.wall)
+                returned = works[name]()
+            seconds[name].append(returned if measured else watch.cpu if cpu else watch.wall)
     return seconds
+
+
+def peak_gib() -> float:
+    """The peak memory of this process in GiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
 
 
 def comparison(

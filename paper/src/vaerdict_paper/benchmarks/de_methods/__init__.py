@@ -19,7 +19,9 @@ import torch
 
 import vaerdict as vd
 from vaerdict.core import DataError, Progress, silent
+from vaerdict.de.calibration.halves import planted
 from vaerdict.de.metrics import measure_ranked
+from vaerdict.de.result import DEResult
 from vaerdict.de.rivals import ANY_CHANGE, BEYOND_DELTA, RIVALS, Comparison, rival_answers
 from vaerdict.optional import isolated, require
 from vaerdict.tasks import Skipped, Task, run_tasks
@@ -88,40 +90,43 @@ def work(task: Task) -> dict[str, Any]:
 
 
 def _split(task: Task) -> Split | None:
-    data, design, delta = task["data"], task["design"], DELTA if task["stage"] == PLANTED else None
+    data, design, change = task["data"], task["design"], plant if task["stage"] == PLANTED else None
     rng = np.random.default_rng([task["seed"], *f"{task['stage']} {data} {design}".encode()])
     if data == GLIOMA:
         return cells.split_glioblastoma(design, task["seed"])
     if data == DONORS:
-        return cells.split_donors(int(design.split("v")[0]), rng, delta)
-    return cells.split_cells(data, design, rng, delta) if cells.fits(data, design) else None
+        return cells.split_donors(int(design.split("v")[0]), rng, change)
+    return cells.split_cells(data, design, rng, change) if cells.fits(data, design) else None
+
+
+def plant(expression: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The changes of `vaerdict calibrate`, of `DELTA`. Shapes: ``(genes,) -> (genes,)``."""
+    return planted(expression, DELTA, rng)
 
 
 # ------------------------------------------------------------------------------------------------------ the methods
 def compared(split: Split, task: Task) -> Iterator[dict[str, Any]]:
     """A row for each method."""
-    table, seconds = _ours(split, task["seed"])
-    genes = table["place"].to_numpy()
+    result, seconds = asked(split, task["seed"])
+    table, genes = result.table, places(result)
     truth = split.truth[genes] - np.median(split.truth[genes])
     truths = {BEYOND_DELTA: np.abs(truth) >= DELTA, ANY_CHANGE: split.lfc[genes] != 0}
-    q, prob, lfc = (table[name].to_numpy(dtype=np.float64) for name in ("q_value", "prob_de", "lfc_mean"))
-    order = np.lexsort([-np.abs(lfc), -prob, q])
+    called, order = listed(result)
     covered = ((table["lfc_low"] <= truth) & (truth <= table["lfc_high"])).to_numpy()
     changed, coverage = truths[BEYOND_DELTA], {}
     if task["stage"] == PLANTED:
         coverage = {"coverage": covered.mean(), "coverage_changed": covered[changed].mean()}
-    is_de = table["is_de"].to_numpy(dtype=bool)
     replicates = "cells" if split.samples is None else "samples"
     shared = {"replicates": replicates, "n_genes": len(genes)}
     row = {"method": OURS, "question": BEYOND_DELTA, **shared, "seconds": seconds}
-    yield _rounded({**row, **_measured(is_de, order, truths, BEYOND_DELTA, task), **coverage})
+    yield rounded({**row, **_measured(called, order, truths, BEYOND_DELTA, task), **coverage})
     for name, question, answer in _theirs(split, genes, task):
         row = {"method": name, "question": question, **shared, "seconds": answer.seconds}
-        yield _rounded({**row, **_measured(answer.called(LEVEL), answer.ranking(), truths, question, task)})
+        yield rounded({**row, **_measured(answer.called(LEVEL), answer.ranking(), truths, question, task)})
 
 
-def _ours(split: Split, seed: int) -> tuple[Any, float]:
-    """The table of `vaerdict.differential_expression` with the place of each gene, and its seconds."""
+def asked(split: Split, seed: int) -> tuple[DEResult, float]:
+    """What `vaerdict.differential_expression` says of all expressed genes, with its defaults, and its seconds."""
     pandas, anndata = require("pandas", "bio"), require("anndata", "bio")
     names = [f"g{i}" for i in range(split.counts.shape[1])]
     obs = {"side": pandas.Categorical(np.where(split.first, "first", "second"))}
@@ -143,8 +148,18 @@ def _ours(split: Split, seed: int) -> tuple[Any, float]:
             n_top_genes=0,
             seed=seed,
         )
-        seconds = time.perf_counter() - started
-    return result.table.assign(place=[int(name[1:]) for name in result.table["gene"]]), seconds
+        return result, time.perf_counter() - started
+
+
+def listed(result: DEResult) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of the table are called, and all rows from the most certain on. Shapes: ``(rows,)`` each."""
+    q, prob, lfc = (result.table[name].to_numpy(dtype=np.float64) for name in ("q_value", "prob_de", "lfc_mean"))
+    return result.table["is_de"].to_numpy(dtype=bool), np.lexsort([-np.abs(lfc), -prob, q])
+
+
+def places(result: DEResult) -> np.ndarray:
+    """The place of each gene of the table among those of the cells that `asked` was about. Shapes: ``(rows,)``."""
+    return np.array([int(name[1:]) for name in result.table["gene"]])
 
 
 def _theirs(split: Split, genes: np.ndarray, task: Task) -> Iterator[tuple[str, str, Any]]:
@@ -190,6 +205,6 @@ def scores(called: np.ndarray, order: np.ndarray, changed: np.ndarray) -> dict[s
     }
 
 
-def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+def rounded(row: dict[str, Any]) -> dict[str, Any]:
     """The row with five significant digits, which keeps the file of results small."""
     return {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in row.items()}

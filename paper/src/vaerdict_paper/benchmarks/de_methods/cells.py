@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from vaerdict.de.calibration.halves import deal, kept_shares, planted, sample_splits, thinned, true_lfc
+from vaerdict.de.calibration.halves import deal, kept_shares, sample_splits, thinned, true_lfc
 from vaerdict.optional import isolated, require
 from vaerdict_paper.mnist_data import find_data
 
@@ -30,6 +31,9 @@ KINDS: dict[str, tuple[str, dict[str, str], str | None]] = {
 CONTROLS, PERMUTED = "control samples halved", "conditions permuted within patients"
 GLIOMA, DONORS = "glioblastoma", "simulated donors"
 N_GENES = 2000  # of simulated donors
+
+Plant = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+"""Changes to plant, given the mean count of every gene. Shapes: ``(genes,) -> (genes,)``."""
 
 
 class Split(NamedTuple):
@@ -65,16 +69,16 @@ def read_cells(name: str) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------------ splits
-def split_cells(kind: str, design: str, rng: np.random.Generator, delta: float | None = None) -> Split:
+def split_cells(kind: str, design: str, rng: np.random.Generator, plant: Plant | None = None) -> Split:
     """Random sides of a kind of cells: ``20`` cells a side, ``all`` in halves, or ``1:9``.
 
-    With `delta` changes are planted between them; their truth is that of all cells of the kind.
+    With `plant` changes are planted between them; their truth is that of all cells of the kind.
     """
     counts, strata = cells_of(kind)
     n, share = len(strata), 0.1 if design == "1:9" else 0.5
     chosen = rng.permutation(n)[: n if design in ("all", "1:9") else 2 * int(design)]
     first = deal(strata[chosen], rng, share)
-    return _planted(counts, None, chosen, first, None, delta, rng)
+    return _planted(counts, None, chosen, first, None, plant, rng)
 
 
 def fits(kind: str, design: str) -> bool:
@@ -100,12 +104,12 @@ def split_glioblastoma(design: str, seed: int) -> Split | None:
     return Split(sparse.csr_matrix(adata.X[chosen]), first[chosen], patients[chosen], zero, zero)
 
 
-def split_donors(n: int, rng: np.random.Generator, delta: float | None = None) -> Split:
+def split_donors(n: int, rng: np.random.Generator, plant: Plant | None = None) -> Split:
     """New simulated donors, n on each side."""
     counts, donor = simulated_donors(2 * n, rng)
     first = np.isin(donor, rng.permutation(2 * n)[:n])
     samples = np.array([f"donor {i}" for i in donor], dtype=object)
-    return _planted(counts, samples, np.arange(len(donor)), first, samples, delta, rng)
+    return _planted(counts, samples, np.arange(len(donor)), first, samples, plant, rng)
 
 
 def _planted(
@@ -114,14 +118,14 @@ def _planted(
     chosen: np.ndarray,
     first: np.ndarray,
     samples: np.ndarray | None,
-    delta: float | None,
+    plant: Plant | None,
     rng: np.random.Generator,
 ) -> Split:
-    """The chosen cells, with changes planted where a delta is given. Shapes: ``chosen, first, samples (chosen,)``."""
+    """The chosen cells, with changes planted where they are given. Shapes: ``chosen, first, samples (chosen,)``."""
     zero = np.zeros(counts.shape[1])
-    if delta is None:
+    if plant is None:
         return Split(counts[chosen], first, samples, zero, zero)
-    lfc = planted(np.asarray(counts.mean(0)).ravel(), delta, rng)
+    lfc = plant(np.asarray(counts.mean(0)).ravel(), rng)
     shares = kept_shares(lfc)
     thinner = thinned(counts[chosen], np.where(first, 0, 1), shares, rng)
     return Split(thinner, first, samples, lfc, true_lfc(counts, shares, owners, centred=False))
