@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from vaerdict.core import SettingError
-from vaerdict.report import load
+from vaerdict.io import write_json
+from vaerdict.report import load, read_record
 from vaerdict.report.tables import Column
 from vaerdict_paper.pages.claims import (
     ERROR_RATE,
@@ -89,7 +90,8 @@ def verdicts(*claims: Claim) -> list[ClaimVerdict]:
         (Summary(-1.3, 1.0, 5), FAILS),
         (Summary(-1.2, 1.0, 5), UNRESOLVED),
         (Summary(2.3, 1.0, 3), UNRESOLVED),  # t = 3.98, where 5 % is 4.30 with three seeds
-        (Summary(0.1, 0.0, 3), HOLDS),
+        (Summary(0.1, 0.0, 3), UNRESOLVED),  # three equal signs
+        (Summary(0.1, 0.0, 7), HOLDS),
         (Summary(0.0, 0.0, 3), UNRESOLVED),
         (Summary(9.0, 0.1, 2), TOO_FEW),
         (Summary(9.0, None, 1), TOO_FEW),
@@ -125,7 +127,7 @@ def test_p_values_are_those_of_scipy():
 def test_equality_is_within_a_margin(gap, verdict):
     evidence = Evidence("d", gap, 0, 2, margin=0.5)
     assert verdicts(Claim("c", [evidence])) == [verdict]
-    assert "; margin 0.50)" in evidence.sentence
+    assert "; margin 0.50)" in evidence.described()
     with pytest.raises(SettingError, match="use \\+1 or -1, or 0 with a margin"):
         Evidence("d", gap, 0)
 
@@ -183,7 +185,50 @@ def test_p_values_are_adjusted_over_all_claims_of_the_page():
 def test_exact_differences_are_decided_by_their_sign():
     exact = [Evidence("e", Summary(mean, 0.0, 1), +1, over="") for mean in (0.1, -0.1)]
     assert verdicts(*(Claim("c", [evidence]) for evidence in exact)) == [HOLDS, FAILS]
-    assert exact[0].sentence == "e: +0.100 (exact)"
+    assert exact[0].described() == "e: +0.100 (exact)"
+
+
+@pytest.mark.parametrize(("level", "expected"), [(0.98, (0.125, 1.0)), (1.0, (1.0, 1.0)), (1.1, (1.0, 0.125))])
+def test_a_difference_without_spread_is_tested_by_its_signs(level, expected):
+    """Three seeds at a ceiling are three signs, not infinitely many."""
+    evidence = Evidence("found", minus(dict.fromkeys(range(3), 1.0), level), +1)
+    assert evidence.difference.sd == 0
+    assert evidence.p_values == expected
+    ((judgement,),) = judged([Claim("c", [evidence])])
+    assert judgement.verdict is UNRESOLVED
+    assert "(se 0.000, 3 seeds, the same in all)" in judgement.lines[0]
+
+
+def test_differences_that_are_equal_up_to_rounding_have_no_spread():
+    gap = difference({0: 0.3, 1: 0.6, 2: 0.9}, {0: 0.1, 1: 0.4, 2: 0.7})
+    assert gap.sd == 0
+    assert Evidence("found", gap, +1).p_values == (0.5**3, 1.0)
+    assert summarise([1.0, 1.0 + 1e-6, 1.0]).sd > 0  # a spread that is small
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_seeds_that_are_not_finite_are_counted_and_nothing_is_decided(tmp_path, stored):
+    """Files store them as null."""
+    rows = [{"model": "a", "seed": i, "score": s} for i, s in enumerate((1.1, 1.2, math.nan, math.inf, 1.3))]
+    rows.append({"model": "a", "seed": 1, "score": 1.3})
+    if stored:
+        write_json(tmp_path / "rows.json", {"rows": rows})
+        rows = read_record(tmp_path / "rows.json")["rows"]
+    scores = {"a": by_seed(rows, "score"), "b": dict.fromkeys(range(5), 1.0)}
+    evidence = paired_evidence("score", scores, "a", "b", +1)
+    assert (evidence.difference.n, evidence.difference.missing) == (3, 2)
+    assert evidence.p_values == (1.0, 1.0)
+    ((judgement,),) = judged([Claim("c", [evidence])])
+    assert judgement.verdict is TOO_FEW
+    assert "3 seeds, 2 not finite" in judgement.lines[0]
+    assert mean_of(rows, "score").missing == 2
+    assert by_seed(rows[2:4], "score") == {}
+    assert by_seed([{"seed": 0}], "score") == {}  # not asked for
+
+
+def test_a_model_without_evidence_is_not_selected():
+    rows = [{"model": "CHI", "seed": 0, "iwelbo": math.nan}, {"model": "IWAE", "seed": 0, "iwelbo": -20.0}]
+    assert selected_models(rows, "iwelbo") == {0: "IWAE"}
 
 
 def test_a_tally_counts_every_verdict():
@@ -219,7 +264,7 @@ def test_lines_agree_with_the_verdict():
                 assert any(low < 0 for low, _ in ends)
             else:
                 assert all(", p " in line for line in lines)
-            assert adjusted.startswith("Adjusted for the 6 claims of this page: p ")
+            assert adjusted.startswith("Adjusted for the 6 claims of this run: p ")
 
 
 _INTERVAL = re.compile(r"% interval (\S+) to (\S+?)\)")
@@ -235,15 +280,15 @@ def test_the_evidence_is_printed_with_error_count_and_p_value_or_interval():
     first, second = judged([Claim("c", [clear]), Claim("c", [open_], "A note.")])[0]
     assert first.lines == [
         "d: +2.00 (se 0.35, 5 seeds, p = 0.0048)",
-        "Adjusted for the 2 claims of this page: p = 0.0096.",
+        "Adjusted for the 2 claims of this run: p = 0.0096.",
     ]
     assert second.lines == [
         "d: \N{MINUS SIGN}0.10 (se 0.35, 5 seeds, 95% interval \N{MINUS SIGN}1.08 to +0.88)",
-        "Adjusted for the 2 claims of this page: p = 0.79.",
+        "Adjusted for the 2 claims of this run: p = 0.79.",
         "A note.",
     ]
-    assert FEW.sentence == "d: +1.000 (se 0.071, 2 seeds)"
-    assert Claim("c", [NONE], "A note.").evidence[0].sentence == "d: not in this run"
+    assert FEW.described() == "d: +1.000 (se 0.071, 2 seeds)"
+    assert Claim("c", [NONE], "A note.").evidence[0].described() == "d: not in this run"
 
 
 # ------------------------------------------------------------------------------------------------------ the error rate
@@ -328,8 +373,8 @@ def test_every_rival_is_compared_over_the_models_of_each_seed():
 
 def test_paired_evidence_has_the_published_difference():
     evidence = paired_evidence("error", SCORES, "VAE", "IWAE", +1, 2, {"VAE": 6.0, "IWAE": 4.5})
-    assert evidence.sentence == "error, VAE minus IWAE: +2.50 (se 0.50, 2 seeds; published +1.50)"
-    assert paired_evidence("error", SCORES, "VAE", "CHI", +1).sentence == "error, VAE minus CHI: not in this run"
+    assert evidence.described() == "error, VAE minus IWAE: +2.50 (se 0.50, 2 seeds; published +1.50)"
+    assert paired_evidence("error", SCORES, "VAE", "CHI", +1).described() == "error, VAE minus CHI: not in this run"
 
 
 def test_models_are_selected_in_each_seed():

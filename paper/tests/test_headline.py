@@ -62,6 +62,24 @@ def test_numbers_follow_the_files(results):
     assert [a != b for a, b in zip(before.splitlines(), after.splitlines(), strict=True)].count(True) == 1
 
 
+def test_runs_on_the_same_cells_are_one_of_the_independent_groups():
+    rows = [{"cells": "a", "found": 0.1}] * 9 + [{"cells": "b", "found": 0.3}]
+    assert headline._percent(rows, "found", "cells") == "20±10.0%"
+    assert headline._percent(rows * 5, "found", "cells") == "20±10.0%"
+
+
+def test_copies_and_priors_from_wrong_cells_change_nothing(results):
+    """The counts alone give the same answer whatever the other cells are, and wrong kinds show what is not expected."""
+    before = headline.headline_table(results)
+    path = results / "bench" / "prior.json"
+    run = json.loads(path.read_text())
+    for row in run["rows"]:
+        if row.get("others") == "wrong kinds":
+            row["tpr"] = 1.0
+    path.write_text(json.dumps(run))
+    assert headline.headline_table(results) == before
+
+
 def test_a_file_without_the_rows_is_refused(results):
     path = results / "mnist-best" / "results.json"
     run = json.loads(path.read_text())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from vaerdict_paper.pages.provenance import provenance
 from vaerdict_paper.pages.render import update_tables
 
@@ -32,6 +34,14 @@ def test_a_row_says_what_computed_a_run(tmp_path):
         "versions": "vaerdict 0.2.0, torch 2.13.0",
         "minutes": 1.5,
     }
+
+
+@pytest.mark.parametrize("out", [["--out", "/a/path"], ["--out=/a/path"]])
+def test_the_folder_of_a_run_is_left_out_of_its_command(out, tmp_path):
+    (tmp_path / "ppca").mkdir()
+    command = ["vaerdict", "reproduce", "ppca", *out, "--preset=paper"]
+    (tmp_path / "ppca" / "manifest.json").write_text(json.dumps({**MANIFEST, "command": command}))
+    assert provenance(tmp_path).rows[0]["command"] == "vaerdict reproduce ppca --preset=paper"
 
 
 def test_every_machine_that_did_a_task_is_named(tmp_path):

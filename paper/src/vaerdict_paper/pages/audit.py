@@ -9,7 +9,7 @@ from typing import Any
 from vaerdict.report.document import Block, Document, Picture, present
 from vaerdict.report.records import Row, grouped, rows_of
 from vaerdict.report.tables import Column, Table, Value, number
-from vaerdict_paper.pages.claims import RULE, Claim, Evidence, judged, tally
+from vaerdict_paper.pages.claims import ADDED, RULE, Claim, Evidence, judged, tally
 from vaerdict_paper.pages.figures import line, log_curves
 from vaerdict_paper.pages.ppca_tables import KHAT, MAE
 from vaerdict_paper.pages.seed_statistics import by_seed, cell, cells, counts_of, mean_of, minus, summarise, where
@@ -23,7 +23,10 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     mixture = rows_of(results, "mixture", "setting", "against", "seed", "gain")
     (claims,) = judged([_variance_claim(fits), _cost_claim(collapse), *_mixture_claims(mixture)])
     sections: list[tuple[str, list[Block | None]]] = [
-        ("Claims on the released code", [f"{RULE} Here data sets and replicates take the place of seeds.", claims]),
+        (
+            "Claims on the released code",
+            [f"{RULE} Here data sets and replicates take the place of seeds. {ADDED}", claims],
+        ),
         ("The sign of the chi loss", [_derivatives(derivatives), *_figures(fits), _fits(fits)]),
         ("The chi model by either loss", [_collapse(collapse)]),
         ("The number of draws of the mixture", [_mixture(mixture)]),

@@ -22,9 +22,9 @@ _HOW = (
 )
 _SEEDS = "Here scramblings, or random loadings, take the place of seeds."
 _CHOICES = (
-    "The paper gives neither the loading matrix of its figure nor whether the means of the proposals follow λ; each "
-    "choice is shown separately. The entangled loadings were chosen, among about thirty tried, because they give the "
-    "paper's order. Two other loadings and random ones are shown beside them."
+    "The paper does not give the loading matrix of its figure. It fits proposals at λ = 0, which leaves open whether "
+    "their means follow λ; each choice is shown separately. The entangled loadings were chosen, among about thirty "
+    "tried, because they give the paper's order. Two other loadings and random ones are shown beside them."
 )
 
 

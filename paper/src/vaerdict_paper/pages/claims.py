@@ -26,13 +26,17 @@ RULE = (
     "A claim holds if each of its differences is shown to lie on the claimed side of zero, and does not hold if one is "
     "shown to lie on the other side. Differences are paired by seed and tested in both directions by t tests with "
     "n \N{MINUS SIGN} 1 degrees of freedom: a claim holds by the largest of its p-values, and does not hold by the "
-    "smallest times their number. The procedure of Benjamini and Hochberg covers all claims of this page: of the "
+    "smallest times their number. A difference that is the same in all seeds is tested by its signs. The procedure of "
+    "Benjamini and Hochberg covers all claims of this run: of the "
     f"verdicts that a claim holds or does not hold, at most {ERROR_RATE:.0%} are expected to be wrong, if differences "
-    "between seeds are normal. What is shown neither way is not resolved, with intervals at the confidence at which "
-    "a single one on the other side of zero would have refuted the claim. Fewer than three seeds are too few to say "
-    "anything."
+    "between seeds are normal and tests that depend on each other do so positively. What is shown neither way is not "
+    "resolved, with intervals at the confidence at which a single one on the other side of zero would have refuted the "
+    "claim. Fewer than three seeds are too few to say anything."
 )
-FAVOURED = "The rival is the best on the average of these seeds, which favours it a little."
+
+
+ADDED = "Data sets were added after a first look at five, which the p-values do not account for."
+"""For pages on which that was so."""
 
 
 class ClaimVerdict(StrEnum):
@@ -90,8 +94,9 @@ class Evidence:
 
     @property
     def decidable(self) -> bool:
-        """Whether it was run with enough seeds, or is exact."""
-        return self.difference is not None and (not self.over or self.difference.n >= FEWEST_SEEDS)
+        """Whether it was run with enough seeds, all of which are finite, or is exact."""
+        gap = self.difference
+        return gap is not None and (not self.over or (gap.n >= FEWEST_SEEDS and not gap.missing))
 
     @property
     def p_values(self) -> tuple[float, float]:
@@ -119,12 +124,13 @@ class Evidence:
         return self._tail(level - self._moments()[0])
 
     def _tail(self, gap: float) -> float:
-        """The probability of at least this gap if the true one is zero."""
+        """The probability of at least this gap if the true one is zero: by t, without any spread by the sign test."""
         _, scale, n = self._moments()
         if not self.over:
             return float(gap <= 0)
-        t = gap / scale if scale else math.inf * gap if gap else 0.0
-        return float(special.stdtr(n - 1, -t))
+        if not scale:
+            return 0.5**n if gap > 0 else 1.0
+        return float(special.stdtr(n - 1, -gap / scale))
 
     def _moments(self) -> tuple[float, float, int]:
         assert self.difference is not None
@@ -135,11 +141,6 @@ class Evidence:
         mean, scale, n = self._moments()
         reach = scale * float(special.stdtrit(n - 1, (1 + coverage) / 2)) if scale else 0.0
         return mean - reach, mean + reach
-
-    @property
-    def sentence(self) -> str:
-        """The difference with its standard error and p-value."""
-        return self.described()
 
     def described(self, coverage: float | None = None) -> str:
         """The difference with its standard error, and its interval of a coverage or else its p-value."""
@@ -159,11 +160,14 @@ class Evidence:
         _, scale, n = self._moments()
         if n == 1:
             return f"one {self.over.removesuffix('s')}"
-        error = f"se {number(scale, self.digits)}, {n} {self.over}"
+        missing = self.difference.missing if self.difference is not None else 0
+        error = f"se {number(scale, self.digits)}, {n} {self.over}{f', {missing} not finite' if missing else ''}"
         if not self.decidable:
             return error
         if coverage is None:
             return f"{error}, p {_p_text(self.p)}"
+        if not scale:
+            return f"{error}, the same in all"
         low, high = (number(end, self.digits, signed=True) for end in self.interval(coverage))
         return f"{error}, {100 * coverage:.3g}% interval {low} to {high}"
 
@@ -245,7 +249,7 @@ class Judgement:
         coverage = 1 - self.level / len(self.claim.evidence) if unresolved else None
         lines = [evidence.described(coverage) for evidence in self.claim.evidence]
         if not self.claim.exact and any(evidence.decidable for evidence in self.claim.evidence):
-            lines.append(f"Adjusted for the {self.n_claims} claims of this page: p {_p_text(self.p)}.")
+            lines.append(f"Adjusted for the {self.n_claims} claims of this run: p {_p_text(self.p)}.")
         return [*lines, self.claim.note] if self.claim.note else lines
 
 
@@ -317,42 +321,15 @@ def _mean_gap(by_model: Mapping[str, Scores], a: str, b: str) -> list[float]:
     return [sum(x[seed] - y[seed] for x, y in pairs) / len(pairs) for seed in sorted(seeds)]
 
 
-Gaps = Mapping[str, tuple[str | None, dict[Any, float]]]
-"""By model: its best rival, and the difference from it in each seed."""
-
-
 def best_of(scores: Scores, pick: Pick = min) -> str | None:
     """The name with the best mean over seeds; `pick` is `min` or `max`."""
     means = {name: mean.mean for name, values in scores.items() if (mean := summarise(values.values()))}
     return pick(means, key=means.__getitem__, default=None)
 
 
-def against_best(
-    scores: Scores, name: str, rivals: Sequence[str], pick: Pick = min
-) -> tuple[str | None, dict[Any, float]]:
-    """The best rival's name, and `name` minus it in each seed."""
-    rival = best_of({q: scores[q] for q in rivals if q in scores}, pick)
-    if rival is None or name not in scores:
-        return None, {}
-    return rival, {seed: value - scores[rival][seed] for seed, value in scores[name].items() if seed in scores[rival]}
-
-
-def mean_gap(gaps: Gaps) -> Summary | None:
-    """Differences averaged over models within each seed, then over seeds."""
-    values = [by_seed for _, by_seed in gaps.values() if by_seed]
-    seeds = set.intersection(*map(set, values)) if values else set()
-    return summarise(sum(by_seed[seed] for by_seed in values) / len(values) for seed in sorted(seeds))
-
-
-def rival_names(gaps: Gaps) -> str:
-    """The best rival on each model in brackets: `` (IWAE on VAE, CHI on WW)``."""
-    names = [f"{rival} on {model}" for model, (rival, _) in gaps.items() if rival]
-    return f" ({', '.join(names)})" if names else ""
-
-
 def selected_models(rows: Sequence[Row], key: str) -> dict[Any, str]:
     """The model of highest `key` in each seed."""
-    rows = [row for row in rows if row.get(key) is not None]
+    rows = [row for row in rows if row.get(key) is not None and math.isfinite(row[key])]
     seeds = dict.fromkeys(row["seed"] for row in rows)
     return {seed: max(where(rows, seed=seed), key=lambda row: row[key])["model"] for seed in seeds}
 

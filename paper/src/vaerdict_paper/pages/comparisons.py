@@ -1,7 +1,7 @@
 """Tables of benchmarks with two sides, by kind: peers like for like, peers that do something else, and ablations.
 
-The kinds are those of `vaerdict_paper.benchmarks.timing`. Rows of psis, ppca and counts are comparisons themselves;
-those of samplers, de and de-scale are paired here.
+The kinds are those of `vaerdict_paper.benchmarks.timing`. Rows of `COMPARISONS` are comparisons themselves; those
+of samplers, de and de-scale are paired here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vaerdict.report.tables import Column, Table
-from vaerdict_paper.benchmarks.de import COUNTS, MODEL_STAGE
+from vaerdict_paper.benchmarks.de import CENTRED_MEANS, COUNTS, MEANS, MODEL_STAGE, PAIRS
+from vaerdict_paper.benchmarks.de_scale import OURS, WITHOUT_PRIOR
 from vaerdict_paper.benchmarks.samplers import changes
 from vaerdict_paper.benchmarks.timing import ABLATION, LIKE, OTHER
 
 Row = dict[str, Any]
+
+COMPARISONS = ("psis", "ppca", "counts")
+"""The benchmarks whose rows are comparisons."""
 
 CAPTIONS = {
     LIKE: "Like for like: a peer that does the same task on the same data and device.",
@@ -22,25 +26,17 @@ CAPTIONS = {
     ABLATION: "Ablations: our own code with one thing changed. The slower side is no peer.",
 }
 _NAMES = {LIKE: "like-for-like", OTHER: "peers", ABLATION: "ablations"}
+_OF_PEERS = (
+    Column("case", "case"),
+    Column("ours_s", "ours, s", 3),
+    Column("peer", "peer"),
+    Column("peer_s", "peer, s", 3),
+    Column("ratio", "peer / ours"),
+    Column("range", "range"),
+)
 _COLUMNS = {
-    LIKE: (
-        Column("case", "case"),
-        Column("ours_s", "ours, s", 3),
-        Column("peer", "peer"),
-        Column("peer_s", "peer, s", 3),
-        Column("ratio", "peer / ours"),
-        Column("range", "range"),
-        Column("differs", "what differs"),
-    ),
-    OTHER: (
-        Column("case", "case"),
-        Column("ours_s", "ours, s", 3),
-        Column("peer", "peer"),
-        Column("peer_s", "peer, s", 3),
-        Column("ratio", "peer / ours"),
-        Column("range", "range"),
-        Column("differs", "what the peer does"),
-    ),
+    LIKE: (*_OF_PEERS, Column("differs", "what differs")),
+    OTHER: (*_OF_PEERS, Column("differs", "what the peer does")),
     ABLATION: (
         Column("case", "case"),
         Column("differs", "what is changed"),
@@ -86,15 +82,10 @@ def _range(row: Row) -> str | None:
 
 def comparisons(result: Mapping[str, Any]) -> Iterator[Row]:
     """The comparisons in the rows of a benchmark; none for a benchmark of one side."""
-    yield from _PAIRED.get(result["benchmark"], _none)(result["rows"])
-
-
-def _none(rows: Sequence[Row]) -> Iterator[Row]:
-    yield from ()
-
-
-def _as_they_are(rows: Sequence[Row]) -> Iterator[Row]:
-    yield from rows
+    if result["benchmark"] in COMPARISONS:
+        yield from result["rows"]
+    elif result["benchmark"] in _PAIRED:
+        yield from _PAIRED[result["benchmark"]](result["rows"])
 
 
 def _pair(kind: str, case: str, ours: float, peer: str, peer_s: float, differs: str | None) -> Row:
@@ -108,35 +99,32 @@ def _of_samplers(rows: Sequence[Row]) -> Iterator[Row]:
 
     Seconds of a GPU are left out: they depend on the sizes of batches, which differ between samplers.
     """
-    rows = [row for row in rows if row.get("device", "CPU").startswith("CPU")]
-    seconds = {(row["case"], f"{row['method']}, {row['schedule']}, from the {row['start']}"): row for row in rows}
-    for change in changes(rows):
-        case = change["case"]
-        after, before = (seconds[case, change[side]]["seconds"] for side in ("after", "before"))
-        yield _pair(ABLATION, case, after, change["before"], before, f"{change['change']}: {change['after']}")
+    for change in changes([row for row in rows if row.get("device", "CPU").startswith("CPU")]):
+        what = f"{change['change']}: {change['after']}"
+        yield _pair(ABLATION, change["case"], change["after_s"], change["before"], change["before_s"], what)
 
 
 # ------------------------------------------------------------------------------------------------------ de
 _PAIRS = (
-    (MODEL_STAGE, "two random cells", "scvi-tools, importance", LIKE, "different numbers of draws, as in its table"),
+    (MODEL_STAGE, PAIRS, "scvi-tools, importance", LIKE, "different numbers of draws, as in its table"),
     (
         MODEL_STAGE,
-        "two random cells",
+        PAIRS,
         "scvi-tools, importance, 100 anchors",
         LIKE,
         "different numbers of draws, and weights by a tenth of the anchors",
     ),
-    (MODEL_STAGE, "two random cells", "scvi-tools, default", OTHER, "takes the latents of the encoder as they are"),
-    (MODEL_STAGE, "group means", "scvi-tools, means", OTHER, "takes the latents of the encoder as they are"),
+    (MODEL_STAGE, PAIRS, "scvi-tools, default", OTHER, "takes the latents of the encoder as they are"),
+    (MODEL_STAGE, MEANS, "scvi-tools, means", OTHER, "takes the latents of the encoder as they are"),
     (
         MODEL_STAGE,
-        "group means, centred",
+        CENTRED_MEANS,
         "scvi-tools, centred means",
         OTHER,
         "takes the latents of the encoder as they are",
     ),
-    (COUNTS, "group means, centred", "scvi-tools, default", OTHER, "compares two random cells, by a model"),
-    (COUNTS, "group means, centred", "scvi-tools, centred means", OTHER, "uses a model, whose training is not counted"),
+    (COUNTS, CENTRED_MEANS, "scvi-tools, default", OTHER, "compares two random cells, by a model"),
+    (COUNTS, CENTRED_MEANS, "scvi-tools, centred means", OTHER, "uses a model, whose training is not counted"),
 )
 """Our method, what is compared, and the peer; of rows with several numbers of draws the one with the most."""
 
@@ -153,16 +141,13 @@ def _of_de(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 # ------------------------------------------------------------------------------------------------------ de-scale
-OURS, WITHOUT_PRIOR = "vaerdict de", "vaerdict de --prior none"
-
-
 def _of_scale(rows: Sequence[Row]) -> Iterator[Row]:
     finished = {(row["cells"], row["method"]): row for row in rows if row["stopped"] is None}
     for (cells, method), row in finished.items():
         ours = finished.get((cells, OURS))
         if method == OURS or ours is None:
             continue
-        case = f"vaerdict de, {cells:,} cells"
+        case = f"{OURS}, {cells:,} cells"
         if method == WITHOUT_PRIOR:
             yield _pair(ABLATION, case, ours["cpu_s"], method, row["cpu_s"], "the default prior")
         else:
@@ -171,9 +156,6 @@ def _of_scale(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 _PAIRED: dict[str, Callable[[Sequence[Row]], Iterator[Row]]] = {
-    "psis": _as_they_are,
-    "ppca": _as_they_are,
-    "counts": _as_they_are,
     "samplers": _of_samplers,
     "de": _of_de,
     "de-scale": _of_scale,

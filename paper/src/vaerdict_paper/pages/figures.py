@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vaerdict.report.figures import GREY, INK, OKABE_ITO, blank, label, look
+from vaerdict.report.figures import GREY, INK, OKABE_ITO, WIDTH, blank, label, look
 from vaerdict.report.records import Row
 from vaerdict.report.tables import Column, Pick
 from vaerdict_paper.pages.seed_statistics import Summary, mean_of, where
@@ -25,7 +25,7 @@ def heat_map(values: Mapping[str, Mapping[str, float | None]], quantity: Column,
     numbers = [v for row in values.values() for v in row.values() if v is not None]
     norm = Normalize(min(numbers, default=0), max(numbers, default=1))
     cmap = colormaps["viridis_r" if pick is min else "viridis"]
-    figure, axes = blank(height=0.9 + 0.52 * len(values))
+    figure, axes = blank(max(WIDTH, 0.9 + 0.68 * len(columns)), 0.9 + 0.52 * len(values))
     for y, row in enumerate(values.values()):
         best = pick((v for v in row.values() if v is not None), default=None)
         for x, value in enumerate(row.values()):

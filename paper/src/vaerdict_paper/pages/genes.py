@@ -22,6 +22,7 @@ from vaerdict_paper.pages.genes_claims import (
     graded_claims,
     on_each,
     paper_claims,
+    reliability_target,
     targets,
 )
 from vaerdict_paper.pages.genes_rivals import rival_claims, rivals_table, winners_table
@@ -58,7 +59,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     repaired = [name for name in names if name in ("appendix", "released")]  # with refits and AIS
     claims, goals, further, on_donors = judged(
         on_each(partial(paper_claims, printed=printed), models, cross, [name for name in names if name != "graded"]),
-        on_each(targets, models, cross, repaired),
+        [*on_each(targets, models, cross, repaired), reliability_target(cross, names)],
         [
             *on_each(further_claims, models, cross, repaired),
             *on_each(rival_claims, models, cross, repaired),
@@ -136,8 +137,7 @@ def _of_simulator(name: str, models: Sequence[Row], cross: Sequence[Row], curves
         blocks = cross_blocks(pairs, quantity, PROPOSALS, about=about, name=f"-{name}", pick=pick, draws=draws)
         if blocks:
             table, picture = blocks
-            floors = genes_tables.floor_rows(cross, name) if quantity is MAE else []
-            crosses += [replace(table, rows=[*table.rows, *floors]), picture]
+            crosses += [genes_tables.with_baselines(table, cross, name) if quantity is MAE else table, picture]
     return [
         genes_tables.models_table(models, cross, name, printed),
         *crosses,

@@ -13,7 +13,6 @@ from vaerdict_paper.pages.genes_rows import (
     FLOORS,
     IN_PAPER,
     MODELS,
-    PROPOSALS,
     SIZES,
     TRUE_RATES,
     UNCERTAINTIES,
@@ -139,17 +138,26 @@ def _model_row(name: str, rows: Sequence[Row], cross: Sequence[Row], printed: Pu
     }
 
 
-def floor_rows(cross: Sequence[Row], simulator: str) -> list[dict[str, Any]]:
-    """Rows of the floors for the table of FDR errors of models and proposals."""
-    parts = {name: floor(cross, simulator, name, "all") for name in FLOORS}
-    return [
+def with_baselines(table: Table, cross: Sequence[Row], simulator: str) -> Table:
+    """The table of FDR errors of models and proposals with the baselines, which have neither, in their own column."""
+    parts = {name: rows for name in FLOORS if (rows := floor(cross, simulator, name, "all"))}
+    if not parts:
+        return table
+    baselines = [
         {
-            "model": f"{named(name)} (no proposal)",
-            PROPOSALS[0]: cell(mean_of(rows, MAE.key)),
+            "model": f"{named(name)} (baseline)",
+            _BASELINE.key: cell(mean_of(rows, MAE.key)),
             DRAWS.key: counts_of(rows, DRAWS.key),
         }
         for name, rows in parts.items()
     ]
+    model, *proposals, draws = table.columns
+    columns = [replace(model, title="model or baseline"), *proposals, _BASELINE, replace(draws, title=DRAWS.title)]
+    note = "Baselines have neither a model nor a proposal; their draws are resamples of the cells."
+    return replace(table, columns=columns, rows=[*table.rows, *baselines], note=note)
+
+
+_BASELINE = replace(MAE, key="baseline", title="without a proposal")
 
 
 def plugin_table(cross: Sequence[Row], simulator: str) -> Table | None:
@@ -202,7 +210,13 @@ def annealing_table(models: Sequence[Row], cross: Sequence[Row], simulator: str)
         f"AIS as printed, 500 temperatures and 100 chains from the prior, on {n} cells per group of "
         f"{title_of(simulator)}; mean ± sd over {seed_count(rows)}."
     )
-    return Table(f"ais-{simulator}", caption, columns, body)
+    note = (
+        "The two times are of different work. Seconds of AIS: the annealing of all chains of these cells, with their "
+        "evidence. Seconds, refined: refining the proposals of these cells, the draws, and the averages of expression "
+        "of the contrast; the evidence by refined proposals, from more draws, is not timed. Neither includes training "
+        "of the model and its encoder, from which refinement starts."
+    )
+    return Table(f"ais-{simulator}", caption, columns, body, note)
 
 
 # ---------------------------------------------------------------------------------------------------- contrasts

@@ -17,12 +17,13 @@ from vaerdict_paper.pages.mnist_claims import (
     BOUNDS,
     SCALES,
     paper_claims,
+    paper_claims_by_sizes,
     refinement_claims,
     rejection_claims,
     targets,
     third_step,
 )
-from vaerdict_paper.pages.mnist_rows import SIZES, best_model, crossed
+from vaerdict_paper.pages.mnist_rows import SIZES, best_model, crossed, half_labelled
 from vaerdict_paper.pages.mnist_summary import summary
 from vaerdict_paper.pages.mnist_tables import CROSS
 from vaerdict_paper.pages.ppca_tables import PROPOSALS
@@ -48,12 +49,16 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     results = {key: value for key, value in results.items() if value is not None}
     parts = {name: rows_of(results, name, *needed) for name, needed in _NEEDED.items()}
     source = published()["mnist"]
-    models, cross, refined = parts["models"], parts["cross"], parts["refined"]
     best, bounds = results.get("preset") == "best", results.get("preset") in BOUNDS
+    every = parts["models"]  # with those that differ in the weight of labelled images, of which only bounds are shown
+    if bounds:
+        parts |= {name: [row for row in parts[name] if not half_labelled(row)] for name in ("models", "decisions")}
+    models, cross, refined = parts["models"], parts["cross"], parts["refined"]
     printed = source["printed"]
+    tested = paper_claims_by_sizes(models, printed) if bounds else paper_claims(models, cross, printed)
     claims, goals, rejection, inference = judged(
-        [] if best or bounds else paper_claims(models, cross, printed),
-        targets(results.get("preset"), models, cross, refined, _total_seconds(parts["stages"]), printed),
+        [] if best else tested,
+        targets(results.get("preset"), every, cross, refined, _total_seconds(parts["stages"]), printed),
         [*([] if best or bounds else rejection_claims(models, cross)), *third_step(cross)],
         refinement_claims(refined),
     )
@@ -69,7 +74,8 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
         (
             "Each model with its own proposal" if best else "The paper's table",
             [
-                None if best else mnist_tables.iwelbo_table(models, printed, source["released"]),
+                None if best else mnist_tables.iwelbo_table(every, printed, source["released"]),
+                mnist_tables.labelled_table(every) if bounds else None,
                 *([] if best else tables),
                 *(mnist_tables.weights_table(rows, printed) for rows in by_sizes),
             ],

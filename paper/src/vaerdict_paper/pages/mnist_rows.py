@@ -23,8 +23,16 @@ AVERAGED = ", proposals averaged"
 SIZES = {"ours": "our sizes", "released": "as released", "printed": "as printed"}
 """The sizes of the networks in print, first those that claims are about; rows of older runs do not name them."""
 
+HALF_LABELLED = "as printed, labelled images half of the objective"
+"""The models as printed whose labelled images have a bound of weight 1, in a run for bounds."""
+
 SCORES = {"auprc": "1 \N{MINUS SIGN} max", "auprc_entropy": "entropy", "auprc_free": "free class"}
 """The reject scores, by the key of their average precision."""
+
+
+def half_labelled(row: Row) -> bool:
+    """Whether the bound of labelled images weighs as much as that of all images."""
+    return row.get("labelled_bound") == 1.0
 
 
 class Method(NamedTuple):
@@ -41,6 +49,16 @@ class Method(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} by {self.score}"
+
+    @property
+    def model(self) -> str:
+        """The name of the model, or of a supervised network."""
+        return str(self.rows[0]["model"])
+
+    @property
+    def proposal(self) -> str | None:
+        """The proposal from several for the model; None if it is the model's own."""
+        return self.rows[0].get("proposal")
 
     @property
     def precision(self) -> dict[Any, float]:

@@ -13,10 +13,13 @@ from vaerdict_paper.experiments.mnist_measure import PAPER_DRAWS
 from vaerdict_paper.pages.crossed import CROSSED
 from vaerdict_paper.pages.mnist_claims import STAGES
 from vaerdict_paper.pages.mnist_rows import (
+    HALF_LABELLED,
     SIZES,
     Method,
     baselines,
     by_selection,
+    half_labelled,
+    is_ensemble,
     methods,
     paper_variant,
     title,
@@ -104,18 +107,22 @@ def iwelbo_table(models: Sequence[Row], printed: Mapping[str, Any], released: Ma
     rows = [row for row in models if not row.get("free") and not row.get("shifts")]
     if not rows:
         return None
+    halved = [row for row in rows if half_labelled(row)]
+    plain = [row for row in rows if not half_labelled(row)]
     sources = (("the paper", printed), ("released code, run unchanged", released))
     body = [
         {"networks": what, "digits": "all", "draws": PAPER_DRAWS, **source.get("iwelbo", {})}
         for what, source in sources
     ]
-    for sizes in ("printed", "released", "ours", None):
-        part = [row for row in rows if row.get("sizes") == sizes]
+    parts = {
+        SIZES.get(sizes or "", "as printed, an older run"): where(plain, sizes=sizes)
+        for sizes in ("printed", "released", "ours", None)
+    }
+    for networks, part in {**parts, HALF_LABELLED: halved}.items():
         for key, draws in ((f"iwelbo_{PAPER_DRAWS}", PAPER_DRAWS), ("iwelbo", counts_of(part, "n_draws"))):
             for suffix, digits in (("", "all"), ("_known", "0 to 8")):
                 means = {name: cell(mean_of(where(part, model=name), f"{key}{suffix}")) for name in CROSSED}
                 if any(means.values()):
-                    networks = SIZES.get(sizes or "", "as printed, an older run")
                     body.append({"networks": networks, "digits": digits, "draws": draws, **means})
     columns = [Column("networks", "networks"), Column("digits", "test digits"), Column("draws", "draws")]
     caption = f"IWELBO of each model with its own proposal: mean ± sd over {seed_count(rows)}."
@@ -126,6 +133,24 @@ def iwelbo_table(models: Sequence[Row], printed: Mapping[str, Any], released: Ma
         "is summed over exactly in the bound."
     )
     return Table("iwelbo", caption, [*columns, *(replace(IWELBO, key=q, title=q) for q in CROSSED)], body, note)
+
+
+def labelled_table(models: Sequence[Row]) -> Table | None:
+    """What the weight of labelled images changes, all else equal: the bound, the weights and the decisions."""
+    halved = [row for row in models if half_labelled(row)]
+    if not halved:
+        return None
+    plain = [row for row in models if not half_labelled(row) and row.get("sizes") == halved[0].get("sizes")]
+    bound = replace(IWELBO, key=f"iwelbo_{PAPER_DRAWS}", title=f"IWELBO, {PAPER_DRAWS} draws")
+    measured = (bound, KHAT, PRECISION, ENTROPY, ACCURACY, PRECISION_IS, ACCURACY_IS)
+    body = [
+        {"model": name, "labelled": labelled, **cells(where(rows, model=name), measured)}
+        for name in ordered((row["model"] for row in halved), CROSSED)
+        for labelled, rows in (("by their share", plain), ("half of the objective", halved))
+    ]
+    columns = [Column("model", "model"), Column("labelled", "labelled images"), *measured]
+    caption = f"The weight of labelled images in the bound, networks as printed: mean ± sd over {seed_count(halved)}."
+    return Table("labelled", caption, columns, body, PRECISION_NOTE)
 
 
 CROSS = {
@@ -243,8 +268,12 @@ def most_common(rows: Sequence[Row], key: str) -> str | None:
 
 # -------------------------------------------------------------------------------------------------- decisions
 def methods_table(models: Sequence[Row], cross: Sequence[Row]) -> Table | None:
-    """Nine-class models, free-class models and supervised networks, most precise first."""
-    candidates = [*methods(models, cross), *weighted(cross), *baselines(cross)]
+    """Nine-class models, free-class models and supervised networks, most precise first.
+
+    Several networks by one objective are left out: they stand beside the mixture in the tables of all pairs.
+    """
+    shown = [row for row in cross if not is_ensemble(row)]
+    candidates = [*methods(models, shown), *weighted(shown), *baselines(shown)]
     if not candidates:
         return None
     body = sorted(map(_method_row, candidates), key=lambda row: row["auprc"].value, reverse=True)
@@ -258,9 +287,9 @@ def methods_table(models: Sequence[Row], cross: Sequence[Row]) -> Table | None:
     caption = f"Rejection of nines and accuracy, most precise first: mean ± sd over {seeds}."
     note = (
         f"{PRECISION_NOTE} Without weights unless stated. Proposals averaged: the mean of the probabilities of three "
-        "recognition networks fitted to one model, by different objectives; 3 IWAE averaged: by one. All networks of a "
-        "row share its draws. These networks are also trained on unlabelled digits, including "
-        "nines, which the supervised networks never see. With a free class the task is a different one."
+        "recognition networks fitted to one model, by different objectives, which share the draws of a row. These "
+        "networks are also trained on unlabelled digits, including nines, which the supervised networks never see. "
+        "With a free class the task is a different one."
     )
     return Table("methods", caption, [*columns, _AUROC, ACCURACY], body, note)
 
@@ -306,13 +335,12 @@ def decisions_table(decisions: Sequence[Row], name: str, caption: str, *, detail
     columns = [*(Column(key, heading) for key, heading in names.items()), *measured]
     note = (
         "The conformal rule takes its threshold from held-out labels and guarantees to reject at most its share of "
-        "seen digits, on average over such labels; it guarantees nothing for unseen digits. The cost rule rejects if "
-        "deciding would cost more."
+        "seen digits, on average over such labels; it guarantees nothing for unseen digits."
     )
     return Table(name, f"{caption}: mean ± sd over {seed_count(decisions)}.", columns, body, note, detail)
 
 
-_ESTIMATORS = {"plugin": "without weights", "corrected": "with weights"}
+_ESTIMATORS = {"plugin": "without weights"}
 
 
 def stages_table(stages: Sequence[Row], released: Mapping[str, Any]) -> Table | None:
@@ -336,7 +364,8 @@ def stages_table(stages: Sequence[Row], released: Mapping[str, Any]) -> Table | 
         Column("what", "what"),
         Column("device", "on"),
     ]
-    return Table("stages", "Seconds of every stage, all seeds together.", columns, body)
+    note = "Of processes that share a GPU each counts in full."
+    return Table("stages", "Seconds of every stage, all seeds together.", columns, body, note)
 
 
 def _joined(rows: Sequence[Row], key: str) -> str:

@@ -12,7 +12,7 @@ from vaerdict.report.records import Row, grouped, rows_of
 from vaerdict.report.tables import number
 from vaerdict_paper.experiments.ppca import published
 from vaerdict_paper.pages import ppca_tables
-from vaerdict_paper.pages.claims import RULE, Judgement, judged, tally
+from vaerdict_paper.pages.claims import ADDED, RULE, Judgement, judged, tally
 from vaerdict_paper.pages.crossed import cross_blocks
 from vaerdict_paper.pages.figures import Range, line, log_curves, ranges
 from vaerdict_paper.pages.ppca_claims import ERRORS, further_claims, paper_claims
@@ -30,7 +30,7 @@ def document(results: dict[str, Any], manifest: dict[str, Any] | None) -> Docume
     particles = sorted({row["k_train"] for row in where(models, training="paper")})
     claims, further = judged(paper_claims(models, cross, printed), further_claims(models, cross))
     sections: list[tuple[str, list[Block | None]]] = [
-        ("Claims of the paper", [f"{RULE} {ERRORS}", claims]),
+        ("Claims of the paper", [f"{RULE} {ADDED} {ERRORS}", claims]),
         ("Beyond the paper", [further, ppca_tables.beyond_table(cross, floors), _curves(curve, floors)]),
         *((f"Trained with {k} particles", _at(k, models, cross, results, printed)) for k in particles),
         ("Reliability of the weights", [_khat(results, cross)]),

@@ -244,17 +244,22 @@ def _cost(rows: Sequence[Row], machine: str) -> Table:
 
 
 # ------------------------------------------------------------------------------------------------------ sentences
+USUAL = ("other kinds", "other patients")
+"""The cells that are not compared in the usual setting: not of the kinds compared, nor chosen to be unrelated."""
+
+
 def sentences(result: Row) -> Iterator[str]:
     """Real contrasts, populations that do not differ, and undone changes, by prior."""
     stages = {stage: rows for (stage,), rows in grouped(result["rows"], "stage").items()}
-    real = [row for row in stages.get("contrast", []) if "fdp_exact" not in row]
+    real = [row for row in stages.get("contrast", []) if "fdp_exact" not in row and row["others"] in USUAL]
     for (n,), part in sorted(grouped(real, "n").items()):
         parts = [
             f"{_NAMES[method]} {_percent(rows, 'tpr')} with a hard FDP of {_percent(rows, 'fdp_hard')}"
             for method in (COUNTS, PROFILE, MODEL)
             if (rows := [row for row in part if row["method"] == method])
         ]
-        yield f"Real contrasts of {n} cells a side, found at an FDR of 5%: {', '.join(parts)}."
+        others = " or ".join(USUAL)
+        yield f"Real contrasts of {n} cells a side beside {others}, found at an FDR of 5%: {', '.join(parts)}."
     null = stages.get("null", [])
     for (population,), part in grouped(
         [{**row, "population": _population(row["data"])} for row in null], "population"

@@ -64,9 +64,9 @@ def _versions(machine: Row) -> str:
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command without its ``--out FOLDER``."""
+    """The command without its ``--out FOLDER`` or ``--out=FOLDER``."""
     shown = [word for before, word in zip(["", *words], words, strict=False) if "--out" not in (before, word)]
-    return " ".join(shown) or ABSENT
+    return " ".join(word for word in shown if not word.startswith("--out=")) or ABSENT
 
 
 def _commits(manifest: Row) -> str:

@@ -33,17 +33,15 @@ ppca, bivariate, audit, mnist, genes = map(_page, ("ppca", "bivariate", "audit",
 
 
 def bench(run_dir: Path, part: str | None = None) -> Document:
-    """The report on a folder of benchmark results, with the seconds of the MNIST run in the folder beside it.
+    """The report on a folder of benchmark results.
 
     `part` is the name of one benchmark, or "ratios" for the table of all ratios alone.
     """
     from vaerdict_paper.pages.bench import document
 
     results = [r for r in map(read_record, sorted(run_dir.glob("*.json"))) if "benchmark" in r]
-    mnist_run = run_dir.parent / "mnist" / "results.json"
-    stages = read_record(mnist_run).get("stages", ()) if mnist_run.exists() else ()
     with well_formed(run_dir):
-        return document(results, stages, part)
+        return document(results, part)
 
 
 def update_tables(page: Path, results_root: Path) -> list[str]:

@@ -13,8 +13,11 @@ BySeed = Mapping[Any, float]
 """A number for each seed."""
 
 
+_ROUNDING = 1e-9  # values closer than this are equal: their difference is that of their last digits
+
+
 class Summary(NamedTuple):
-    """Mean and standard deviation of n values; `missing` counts those that were not finite."""
+    """Mean and standard deviation of n values; `missing` counts those that were None or not finite."""
 
     mean: float
     sd: float | None
@@ -33,9 +36,12 @@ def summarise(values: Iterable[float | None]) -> Summary | None:
     finite = [float(v) for v in values if v is not None and math.isfinite(v)]
     if not finite:
         return None
-    n, mean = len(finite), math.fsum(finite) / len(finite)
+    n, missing = len(finite), len(values) - len(finite)
+    if n > 1 and max(finite) - min(finite) <= _ROUNDING * max(1.0, *map(abs, finite)):
+        return Summary(finite[0], 0.0, n, missing)
+    mean = math.fsum(finite) / n
     sd = math.sqrt(math.fsum((v - mean) ** 2 for v in finite) / (n - 1)) if n > 1 else None
-    return Summary(mean, sd, n, len(values) - n)
+    return Summary(mean, sd, n, missing)
 
 
 def where(rows: Iterable[Row], **values: Any) -> list[Row]:
@@ -48,15 +54,21 @@ def _matches(value: Any, wanted: Any) -> bool:
 
 
 def by_seed(rows: Iterable[Row], key: str) -> dict[Any, float]:
-    """The mean of `key` within each seed that has any."""
-    means = {seed: summarise(row.get(key) for row in part) for (seed,), part in grouped(rows, "seed").items()}
-    return {seed: mean.mean for seed, mean in means.items() if mean is not None}
+    """The mean of `key` within each seed that has it, NaN where none is finite; nothing where no seed has a finite one.
+
+    Files store numbers that are not finite as None.
+    """
+    by = {seed: [row[key] for row in part if key in row] for (seed,), part in grouped(rows, "seed").items()}
+    means = {seed: summarise(values) for seed, values in by.items() if values}
+    if not any(means.values()):
+        return {}
+    return {seed: math.nan if mean is None else mean.mean for seed, mean in means.items()}
 
 
 def mean_of(rows: Iterable[Row], key: str) -> Summary | None:
-    """The mean of `key` over seeds: first within each seed, then over the seeds."""
-    rows = list(rows)
-    missing = sum(row.get(key) is None for row in rows)
+    """The mean of `key` over seeds: first within each seed, then over the seeds; `missing` counts rows."""
+    rows = [row for row in rows if key in row]
+    missing = sum(row[key] is None or not math.isfinite(row[key]) for row in rows)
     summary = summarise(by_seed(rows, key).values())
     return None if summary is None else summary._replace(missing=missing)
 
