@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -67,12 +68,16 @@ def read_table(path: Path = TABLE) -> list[Mutation]:
 
 def check(mutation: Mutation, root: Path = ROOT) -> Outcome:
     """Plant the bug in a copy of the sources and run its tests there."""
+    try:
+        planted = mutation.applied(root)
+    except (OSError, ValueError) as error:
+        return Outcome(mutation, ERROR, str(error))
     with tempfile.TemporaryDirectory() as folder:
         copy = _copied(root, Path(folder))
-        (copy / SOURCES / mutation.file).write_text(mutation.applied(root))
+        (copy / SOURCES / mutation.file).write_text(planted)
         done = _run(copy, mutation.tests)
-    if done.returncode == _FAILED:
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = _lines(done, "FAILED ", "ERROR ")
+    if done.returncode == _FAILED and failed:
         return Outcome(mutation, CAUGHT, failed[0].partition(" ")[2].partition(" - ")[0])
     if done.returncode == _PASSED:
         return Outcome(mutation, MISSED, "")
@@ -80,11 +85,11 @@ def check(mutation: Mutation, root: Path = ROOT) -> Outcome:
 
 
 def unplanted(mutations: Sequence[Mutation], root: Path = ROOT) -> str:
-    """What the named tests print where they do not pass without a bug; empty where they do."""
+    """What the named tests print where some fail or are skipped without a bug; empty where all pass."""
     tests = dict.fromkeys(test for mutation in mutations for test in mutation.tests)
     with tempfile.TemporaryDirectory() as folder:
         done = _run(_copied(root, Path(folder)), list(tests))
-    return "" if done.returncode == _PASSED else (done.stdout + done.stderr)[-_SHOWN:]
+    return "" if done.returncode == _PASSED and not _lines(done, "SKIPPED ") else (done.stdout + done.stderr)[-_SHOWN:]
 
 
 def _copied(root: Path, folder: Path) -> Path:
@@ -96,29 +101,40 @@ def _copied(root: Path, folder: Path) -> Path:
     return folder
 
 
+def _lines(done: subprocess.CompletedProcess[str], *starts: str) -> list[str]:
+    """The lines of the output that begin with one of these words."""
+    return [line for line in done.stdout.splitlines() if line.startswith(starts)]
+
+
 def _run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """The tests with the sources of a folder, up to the first that fails."""
-    options = ["-x", "-q", "-rfE", "--tb=no", "--no-header", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
+    options = ["-x", "-q", "-rfEs", "--tb=no", "--no-header", "--color=no", "-p", "no:cacheprovider"]
+    environment = os.environ | {
+        "PYTHONPATH": str(folder / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_ADDOPTS": "",
+        "COLUMNS": "400",
+    }
     command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the bugs of the table; the exit status is 1 unless all are caught."""
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Check the bugs of the table of `root`; the exit status is 1 unless all are caught."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="bugs to plant, by parts of their names; all by default")
     parser.add_argument("--jobs", type=int, default=1, help="bugs to plant at a time")
     options = parser.parse_args(arguments)
-    mutations = [m for m in read_table() if not options.names or any(part in m.name for part in options.names)]
+    table = read_table(root / TABLE.relative_to(ROOT))
+    mutations = [m for m in table if not options.names or any(part in m.name for part in options.names)]
     if not mutations:
         parser.error(f"no bug of {TABLE.name} has a name with {' or '.join(options.names)}.")
-    if failed := unplanted(mutations):
-        print(f"the tests fail without a planted bug:\n{failed}")
+    if failed := unplanted(mutations, root):
+        print(f"the tests fail or are skipped without a planted bug:\n{failed}")
         return 1
     n_caught = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for outcome in pool.map(check, mutations):
+        for outcome in pool.map(partial(check, root=root), mutations):
             n_caught += outcome.result == CAUGHT
             print(f"{outcome.result:7} {outcome.mutation.name}: {outcome.shown}", flush=True)
     print(f"{n_caught} of {len(mutations)} planted bugs are caught.")

@@ -16,7 +16,7 @@ from vaerdict.de.prior import profile
 from vaerdict.de.prior.prediction import BLOCKS
 from vaerdict.de.prior.stage import FEWEST_DF, FEWEST_GENES, FEWEST_OTHER
 from vaerdict.de.shrinkage import WIDTHS
-from vaerdict.de.verdict import CAUTION, CERTIFIED, DECIDERS, FEW, GOOD_PREDICTION, MOST_CONTRADICTED
+from vaerdict.de.verdict import CAUTION, CERTIFIED, DECIDERS, FEW, GOOD_PREDICTION, MOST_CONTRADICTED, most_shift
 from vaerdict.options import options_of
 
 ROOT = Path(__file__).parent.parent
@@ -84,9 +84,10 @@ def test_de_describes_every_scale_as_the_code_does():
 
 def test_de_describes_the_verdict_as_the_code_does():
     parts = rows_under("Read the verdict")
-    assert parts.keys() == {"decided_by", "replicates", "size", "prior", "agreement", "fit", "inference"}
+    assert parts.keys() == {"decided_by", "replicates", "size", "centre", "prior", "agreement", "fit", "inference"}
     assert all(name in parts["decided_by"] for name in DECIDERS)
     assert f"at least {FEW['cells']} cells, or {FEW['samples']} samples" in parts["size"]
+    assert f"half of delta (at least {most_shift(0.0):g})" in parts["centre"]
     assert f"at least {GOOD_PREDICTION}, less" in parts["prior"]
     assert f"the counts of more than {100 * MOST_CONTRADICTED:.0f} % of the genes contradict" in parts["agreement"]
     assert f"at least {100 * CERTIFIED:.0f} %, at least {100 * CAUTION:.0f} %, fewer" in parts["inference"]

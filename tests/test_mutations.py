@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -68,3 +69,81 @@ def test_tests_that_do_not_run_or_fail_by_themselves_are_named(toy):
     assert mutations.unplanted([PLANTED], toy) == ""
     (toy / SOURCES / "signs.py").write_text("def minus(x):\n    return x\n")
     assert "FAILED tests/test_signs.py::test_it" in mutations.unplanted([PLANTED], toy)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("FORCE_COLOR", "1"), ("PYTEST_ADDOPTS", "--color=yes --deselect=x")])
+def test_settings_of_the_shell_do_not_change_an_outcome(toy, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    assert mutations.check(PLANTED, toy) == Outcome(PLANTED, CAUGHT, "tests/test_signs.py::test_it")
+
+
+def test_a_session_that_fails_though_no_test_does_is_an_error(toy):
+    (toy / "conftest.py").write_text("def pytest_sessionfinish(session):\n    session.exitstatus = 1\n")
+    missed = mutations.check(replace(PLANTED, old="a comment", new="another"), toy)
+    assert (missed.result, "1 passed" in missed.shown) == (ERROR, True)
+
+
+SKIPS = {
+    "a mark": "import pytest\n\n\n@pytest.mark.skip\ndef test_it():\n    pass\n",
+    "a module": "import pytest\n\npytest.importorskip('no_such_package')\n\n\ndef test_it():\n    pass\n",
+}
+
+
+@pytest.mark.parametrize("source", SKIPS.values(), ids=SKIPS)
+def test_tests_that_are_skipped_are_named(toy, source):
+    (toy / "tests" / "test_signs.py").write_text(source)
+    assert re.search(r"^SKIPPED .*test_signs.py", mutations.unplanted([PLANTED], toy), re.MULTILINE)
+
+
+# ----------------------------------------------------------------------------------------------- the command
+MISSABLE = replace(PLANTED, name="comment", old="a comment", new="another")
+
+
+def with_table(toy: Path, *planted: Mutation) -> None:
+    """Write the table of the tree."""
+    rows = ("".join(f"{key} = {json.dumps(value)}\n" for key, value in vars(m).items()) for m in planted)
+    (toy / "tests" / "mutations.toml").write_text("".join(f"[[mutation]]\n{row}" for row in rows))
+
+
+def test_the_status_is_zero_only_if_all_bugs_are_caught_and_names_choose_bugs(toy, capsys):
+    with_table(toy, PLANTED, MISSABLE)
+    assert mutations.main(["--jobs", "2"], toy) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "caught  sign: tests/test_signs.py::test_it",
+        "MISSED  comment: ",
+        "1 of 2 planted bugs are caught.",
+    ]
+    assert mutations.main(["sig"], toy) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["1 of 1 planted bugs are caught."]
+
+
+@pytest.mark.parametrize(
+    ("stale", "message"),
+    [(replace(PLANTED, old="no such text"), "update the table"), (replace(PLANTED, file="gone.py"), "gone.py")],
+)
+def test_an_entry_that_no_longer_fits_is_an_error_and_others_are_still_checked(toy, capsys, stale, message):
+    with_table(toy, replace(stale, name="stale"), PLANTED)
+    assert mutations.main([], toy) == 1
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("ERROR   stale: ")
+    assert message in first
+    assert second == "caught  sign: tests/test_signs.py::test_it"
+    assert last == "1 of 2 planted bugs are caught."
+
+
+def test_an_unknown_name_is_refused(toy, capsys):
+    with_table(toy, PLANTED)
+    with pytest.raises(SystemExit) as stop:
+        mutations.main(["tan", "cos"], toy)
+    assert stop.value.code == 2
+    assert "no bug of mutations.toml has a name with tan or cos." in capsys.readouterr().err
+
+
+def test_nothing_is_planted_where_tests_fail_without_a_bug(toy, capsys):
+    with_table(toy, PLANTED)
+    (toy / SOURCES / "signs.py").write_text("def minus(x):\n    return x\n")
+    assert mutations.main([], toy) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith("the tests fail or are skipped without a planted bug:\n")
+    assert "FAILED tests/test_signs.py::test_it" in shown
+    assert "caught" not in shown
