@@ -129,15 +129,24 @@ def test_calibration_is_on_labels_that_were_held_out():
 
 
 def test_cells_with_labels_are_audited_first_and_answers_do_not_depend_on_the_others(monkeypatch):
+    """Rounding differs with the size of a batch, and a search that it ends a step earlier moves a cell a little."""
     model, held_out = trained(), trained().adata.obs["label"].to_numpy() == "none"
     few = class_probabilities(model, labels="truth", n=80, n_audited=60, seed=3)
     np.testing.assert_array_equal(few.audited, held_out)
     monkeypatch.setattr("vaerdict.annotation.scanvi._READ", 50)  # read in three parts
     every = class_probabilities(model, labels="truth", n=80, n_audited=N, seed=3)
     np.testing.assert_allclose(few.classifier, every.classifier, atol=1e-6)
-    np.testing.assert_allclose(few.corrected[held_out], every.corrected[held_out], atol=1e-4)
+    assert mcse_apart(few, every)[held_out].max() < 0.05
     other = class_probabilities(model, model.adata[:30].copy(), n=80, n_audited=30, seed=3)
-    np.testing.assert_allclose(other.corrected, every.corrected[:30], atol=1e-4)
+    assert mcse_apart(other, every).max() < 0.05
+    other = class_probabilities(model, model.adata[:30].copy(), n=80, n_audited=30, seed=4)
+    assert np.median(mcse_apart(other, every)) > 0.05  # other draws are further apart
+
+
+def mcse_apart(answer: Any, every: Any) -> np.ndarray:
+    """Distance of corrected probabilities from those of the same cells among all, in standard errors."""
+    n = len(answer.corrected)
+    return (np.abs(answer.corrected - every.corrected[:n]) / every.mcse[:n]).max(1)
 
 
 def test_without_enough_labels_the_classifier_is_used():
