@@ -69,8 +69,8 @@ def test_without_a_model_nothing_is_said_about_one():
     ]
 
 
-def balance(shift: float) -> dict[str, Any]:
-    return {"shift": shift, "n_genes": 50, "n_about": 12, "n_about_centre": 18}
+def balance(shift: float, *, near: bool = True) -> dict[str, Any]:
+    return {"shift": shift, "near": near, "n_genes": 50, "n_about": 12, "n_about_centre": 18}
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,17 @@ def test_the_centre_is_doubted_where_changes_do_not_balance_about_it(delta, shif
     assert ("before using the list" in said) == (state == "unsure")
 
 
+def test_a_centre_that_the_counts_leave_open_is_unknown_and_the_list_can_be_used():
+    rows = [contrast(balance=balance(0.1)), contrast(balance=balance(0.1, near=False))]
+    assert verdict(rows, replicates="cells", model=None)["centre"] == "unknown"
+    assert verdict([*rows, contrast(balance=balance(0.9))], replicates="cells", model=None)["centre"] == "unsure"
+    assert "can be used" in steps(rows, None, "cells")
+
+
 def test_the_doubt_names_how_far_off_fold_changes_are():
     rows = [contrast(balance=balance(-0.7)), contrast(name="A vs C", balance=balance(0.9)), contrast(balance=None)]
     (message,) = [m for m in verdict(rows, replicates="cells", model=None)["messages"] if "not certain" in m]
-    assert message.startswith("In 2 of 3 contrasts, most in A vs C: It is not certain which genes do not change.")
+    assert message.startswith("In 2 of 3 contrasts (A vs C, A vs B), most in A vs C: It is not certain which genes do")
     assert "(18 of 50 well-measured ones), but ups and downs balance 0.90 log2 units above it, where 12 lie." in message
     assert "every fold change is 0.90 lower: upward calls that do not exceed delta by as much are false" in message
     assert message.endswith("and changes downward are missed.")

@@ -282,10 +282,17 @@ def _by_counts(
 
 
 def _balance(mode: torch.Tensor, error: torch.Tensor, centre: float, delta: float) -> dict[str, Any]:
-    """How far from the centre changes balance, and how many well-known genes lie about either."""
-    shift, known = balance_of(mode, error, centre) - centre, mode[well_known(error)] - centre
+    """How far from the centre changes balance, whether that is surely near, and how many well-known genes lie there."""
+    balance, balance_error = balance_of(mode, error, centre)
+    shift, known = balance - centre, mode[well_known(error)] - centre
     n_about_centre, n_about = (int(((known - c).abs() <= most_shift(delta)).sum()) for c in (0.0, shift))
-    return {"shift": shift, "n_genes": len(known), "n_about": n_about, "n_about_centre": n_about_centre}
+    return {
+        "shift": shift,
+        "near": abs(shift) + 2 * balance_error <= most_shift(delta),
+        "n_genes": len(known),
+        "n_about": n_about,
+        "n_about_centre": n_about_centre,
+    }
 
 
 def _digest(scvi: Any) -> str | None:

@@ -108,8 +108,9 @@ def verdict(contrasts: Sequence[Record], *, replicates: str, model: Record | Non
     """
     parts = findings(contrasts, replicates=replicates, model=model)
     states = {part.key: part.state for part in parts}
-    if "centre" not in states and any(contrast.get("balance") for contrast in contrasts):
-        states["centre"] = "balanced"
+    balances = [balance for contrast in contrasts if (balance := contrast.get("balance"))]
+    if "centre" not in states and balances:
+        states["centre"] = "balanced" if all(balance["near"] for balance in balances) else "unknown"
     return {
         "decided_by": states["decided_by"],
         "size": "few" if _fewest(contrasts, replicates)[0] < FEW[replicates] else "enough",
@@ -188,7 +189,7 @@ def _centre(contrasts: Sequence[Record]) -> list[Finding]:
         return []
     worst, balance = max(unsure, key=lambda pair: abs(pair[1]["shift"]))
     shift = balance["shift"]
-    place = "" if len(contrasts) == 1 else f"In {len(unsure)} of {len(contrasts)} contrasts, most in {worst['name']}: "
+    place = "" if len(contrasts) == 1 else f"In {len(unsure)} of {len(contrasts)} contrasts{_others(unsure, worst)}: "
     message = (
         f"{place}It is not certain which genes do not change. Fold changes are relative to a set of genes with about "
         f"the same change ({balance['n_about_centre']:,} of {balance['n_genes']:,} well-measured ones), but ups and "
@@ -197,11 +198,23 @@ def _centre(contrasts: Sequence[Record]) -> list[Finding]:
         f"{'lower' if shift > 0 else 'higher'}: {'upward' if shift > 0 else 'downward'} calls that do not exceed delta "
         f"by as much are false, and changes {'downward' if shift > 0 else 'upward'} are missed."
     )
+    lists = "the list" if len(contrasts) == 1 else "the lists of these contrasts"
     steps = (
-        "Find out which genes do not change before using the list. --scale proportion needs no such genes: it compares "
+        f"Find out which genes do not change before using {lists}. --scale proportion needs no such genes: it compares "
         "proportions of all counts."
     )
     return [Finding("centre", "unsure", "What are fold changes relative to?", "Not certain", message, "bad", steps)]
+
+
+_MOST_NAMES = 5
+
+
+def _others(unsure: Sequence[tuple[Record, Record]], worst: Record) -> str:
+    """The names of the contrasts that are unsure, the worst one first; of many, the number of the others."""
+    names = [worst["name"], *(contrast["name"] for contrast, _ in unsure if contrast is not worst)]
+    more = len(names) - _MOST_NAMES
+    shown = [*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names
+    return f" ({', '.join(shown)}), most in {worst['name']}" if len(names) > 1 else f" ({worst['name']})"
 
 
 def _prior(contrasts: Sequence[Record]) -> list[Finding]:
