@@ -138,21 +138,21 @@ def _scanpy(method: str, **settings: Any) -> Callable[[Any, float], RivalAnswer]
         scanpy = require("scanpy", "rivals")
         scanpy.tl.rank_genes_groups(adata, "group", groups=["first"], reference="second", method=method, **settings)
         table = scanpy.get.rank_genes_groups_df(adata, "first").set_index("names").loc[adata.var_names]
-        return _adjusted(_lfc_of_means(adata), table["pvals"])
+        return _adjusted(lfc_of_means(adata.X, (adata.obs["group"] == "first").to_numpy()), table["pvals"])
 
     return test
 
 
-def _lfc_of_means(adata: Any) -> np.ndarray:
-    """log2 of the ratio of the group means of scaled counts, with scanpy's pseudocount.
+def lfc_of_means(log_scaled: Any, first: np.ndarray) -> np.ndarray:
+    """log2 of the ratio of the means of scaled counts, of the cells `first` over the others; scanpy's pseudocount.
 
-    scanpy's own fold change is that of the means of log1p. Where many counts are zero, it is too small.
+    scanpy's own fold change is that of the means of log1p, which depend on the spread of the counts too.
+
+    Shapes: ``log_scaled (cells, genes)`` log1p of scaled counts, sparse, ``first (cells,) -> (genes,)``.
     """
-    scaled = adata.X.expm1()
-    first, second = (
-        np.asarray(scaled[(adata.obs["group"] == name).to_numpy()].mean(0)) for name in ("first", "second")
-    )
-    return np.log2((first + 1e-9) / (second + 1e-9)).ravel()
+    scaled = log_scaled.expm1()
+    of_first, of_others = (np.asarray(scaled[side].mean(0)) for side in (first, ~first))
+    return np.log2((of_first + 1e-9) / (of_others + 1e-9)).ravel()
 
 
 # ------------------------------------------------------------------------------------------------------ DESeq2

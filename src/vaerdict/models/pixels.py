@@ -59,9 +59,14 @@ class _BernoulliLogProb(torch.autograd.Function):
         return F.softplus(out).addcmul_(out, x.expand_as(out), value=-1).sum(-1).neg_()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         out, x = ctx.saved_tensors
-        return (x - torch.sigmoid(out)) * grad.unsqueeze(-1), None
+        of_out, of_x = ctx.needs_input_grad
+        grad = grad.unsqueeze(-1)
+        return (
+            (x - torch.sigmoid(out)) * grad if of_out else None,
+            (out * grad).sum_to_size(x.shape) if of_x else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from scipy import sparse
 
 from vaerdict.core import Progress, silent
 from vaerdict.de import differential_expression, split_counts
+from vaerdict.de.rivals import lfc_of_means
 from vaerdict.de.splitting import CLUSTERING, TESTING, estimated_dispersions
 from vaerdict.optional import isolated
 from vaerdict_paper.benchmarks.timing import one_thread
@@ -193,9 +194,10 @@ def _wilcoxon(case: Case, seed: int) -> Calls:
         cells = cells[:, np.asarray((cells.X > 0).sum(0)).ravel() >= 3].copy()
         cells.obs[_GROUP] = cells.obs[_GROUP].astype("category")
         scanpy.tl.rank_genes_groups(cells, _GROUP, groups=["0"], reference="1", method="wilcoxon", tie_correct=True)
-        table = scanpy.get.rank_genes_groups_df(cells, "0")
-    called = table[(table["pvals_adj"] < LEVEL) & (table["logfoldchanges"].abs() >= DELTA)]
-    return Calls(set(called["names"]), groups)
+        table = scanpy.get.rank_genes_groups_df(cells, "0").set_index("names").loc[cells.var_names]
+    lfc = lfc_of_means(cells.X, (cells.obs[_GROUP] == "0").to_numpy())
+    called = (table["pvals_adj"].to_numpy() < LEVEL) & (np.abs(lfc) >= DELTA)
+    return Calls(set(cells.var_names[called]), groups)
 
 
 def _groups(case: Case, counts: Any, seed: int) -> np.ndarray:
