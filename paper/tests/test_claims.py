@@ -52,7 +52,7 @@ def test_summary_is_mean_sd_and_se():
 
 def test_seeds_weigh_the_same_however_many_rows_they_have():
     rows = [{"seed": 0, "a": 1.0}, {"seed": 0, "a": 3.0}, {"seed": 1, "a": 4.0}, {"seed": 1, "a": None}]
-    assert by_seed(rows, "a") == {0: 2.0, 1: 4.0}
+    assert by_seed(rows, "a") == {0: 2.0, 1: pytest.approx(math.nan, nan_ok=True)}  # in tables 4.0, one missing
     assert mean_of(rows, "a") == Summary(3.0, pytest.approx(math.sqrt(2)), 2, missing=1)
     assert where(rows, a=(1.0, 4.0), seed=1) == [rows[2]]
 
@@ -222,8 +222,18 @@ def test_seeds_that_are_not_finite_are_counted_and_nothing_is_decided(tmp_path, 
     assert judgement.verdict is TOO_FEW
     assert "3 seeds, 2 not finite" in judgement.lines[0]
     assert mean_of(rows, "score").missing == 2
-    assert by_seed(rows[2:4], "score") == {}
     assert by_seed([{"seed": 0}], "score") == {}  # not asked for
+
+
+def test_a_model_that_is_unknown_in_all_seeds_is_not_left_out():
+    """The other model alone would be enough for the claim."""
+    good = [{"seed": seed, "score": 1.0 + 0.01 * seed} for seed in range(5)]
+    zero, unknown = ([{"seed": seed, "score": value} for seed in range(5)] for value in (0.0, None))
+    known = {"MIS": by_seed(good, "score"), "IWAE": by_seed(zero, "score")}
+    by_model = {"a": known, "b": {**known, "MIS": by_seed(unknown, "score")}}
+    for models, verdict in (({"a": known}, HOLDS), (by_model, NOT_RUN)):
+        ((judgement,),) = judged([Claim("c", rival_evidence("score", models, "MIS", ["IWAE"], +1))])
+        assert judgement.verdict is verdict
 
 
 def test_a_model_without_evidence_is_not_selected():
@@ -246,6 +256,14 @@ def test_a_page_judges_all_of_its_claims_at_once(experiment):
     assert {judgement.n_claims for judgement in judgements} == {len(tested)}
 
 
+def _n_refuting(judgement: Judgement) -> int:
+    """The differences that alone, with Bonferroni's correction, lie on the other side at a two-sided 5 %."""
+    evidence = judgement.claim.evidence
+    n = sum(e.p_values[1] <= 0.025 / len(evidence) for e in evidence)
+    assert n > 0
+    return n
+
+
 # ----------------------------------------------------------------------------------------------- the evidence in print
 def test_lines_agree_with_the_verdict():
     """A resolved claim shows p-values, one that is not resolved shows intervals that include zero."""
@@ -263,7 +281,13 @@ def test_lines_agree_with_the_verdict():
                 assert all(high > 0 for _, high in ends)
                 assert any(low < 0 for low, _ in ends)
             else:
+                refuted = [line for line in lines if line.startswith("Refuted by ")]
+                lines = [line for line in lines if line not in refuted]
                 assert all(", p " in line for line in lines)
+                if judgement.verdict is FAILS and len(lines) > 1:
+                    assert refuted == [f"Refuted by {_n_refuting(judgement)} of its {len(lines)} differences."]
+                else:
+                    assert not refuted
             assert adjusted.startswith("Adjusted for the 6 claims of this run: p ")
 
 

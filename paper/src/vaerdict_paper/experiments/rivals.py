@@ -217,8 +217,8 @@ def rival_rows(
 ) -> list[dict[str, Any]]:
     """Metrics and seconds of rivals, one row per contrast and rival.
 
-    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. Its importance mode, which
-    takes minutes, compares all cells alone. ``estimand`` is the truth that a rival is scored by.
+    scvi-tools is trained once, on all cells; ``seconds_train`` is not part of ``seconds``. Its importance mode, the
+    slowest, compares all cells alone. ``estimand`` is the truth that a rival is scored by.
 
     Parameters
     ----------

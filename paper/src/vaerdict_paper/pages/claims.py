@@ -31,7 +31,7 @@ RULE = (
     f"verdicts that a claim holds or does not hold, at most {ERROR_RATE:.0%} are expected to be wrong, if differences "
     "between seeds are normal and tests that depend on each other do so positively. What is shown neither way is not "
     "resolved, with intervals at the confidence at which a single one on the other side of zero would have refuted the "
-    "claim. Fewer than three seeds are too few to say anything."
+    "claim. Fewer than three seeds, or a seed whose number is not finite, are too few to say anything."
 )
 
 
@@ -199,6 +199,11 @@ class Claim:
         pairs = [evidence.p_values for evidence in self.evidence] or [(1.0, 1.0)]
         return max(p for p, _ in pairs), min(1.0, len(pairs) * min(q for _, q in pairs))
 
+    @property
+    def n_against(self) -> int:
+        """How many pieces of evidence each refute the claim, with Bonferroni's correction."""
+        return sum(len(self.evidence) * evidence.p_values[1] <= ERROR_RATE / 2 for evidence in self.evidence)
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -248,6 +253,8 @@ class Judgement:
         unresolved = self.verdict is ClaimVerdict.UNRESOLVED
         coverage = 1 - self.level / len(self.claim.evidence) if unresolved else None
         lines = [evidence.described(coverage) for evidence in self.claim.evidence]
+        if self.verdict is ClaimVerdict.FAILS and len(self.claim.evidence) > 1:
+            lines.append(f"Refuted by {self.claim.n_against} of its {len(self.claim.evidence)} differences.")
         if not self.claim.exact and any(evidence.decidable for evidence in self.claim.evidence):
             lines.append(f"Adjusted for the {self.n_claims} claims of this run: p {_p_text(self.p)}.")
         return [*lines, self.claim.note] if self.claim.note else lines

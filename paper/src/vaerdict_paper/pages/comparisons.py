@@ -106,13 +106,13 @@ def _of_samplers(rows: Sequence[Row]) -> Iterator[Row]:
 
 # ------------------------------------------------------------------------------------------------------ de
 _PAIRS = (
-    (MODEL_STAGE, PAIRS, "scvi-tools, importance", LIKE, "different numbers of draws, as in its table"),
+    (MODEL_STAGE, PAIRS, "scvi-tools, importance", OTHER, "weights draws of the encoder; other numbers of draws"),
     (
         MODEL_STAGE,
         PAIRS,
         "scvi-tools, importance, 100 anchors",
-        LIKE,
-        "different numbers of draws, and weights by a tenth of the anchors",
+        OTHER,
+        "weights draws of the encoder, by a tenth of the anchors; other numbers of draws",
     ),
     (MODEL_STAGE, PAIRS, "scvi-tools, default", OTHER, "takes the latents of the encoder as they are"),
     (MODEL_STAGE, MEANS, "scvi-tools, means", OTHER, "takes the latents of the encoder as they are"),

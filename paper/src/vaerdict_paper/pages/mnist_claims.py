@@ -23,7 +23,6 @@ from vaerdict_paper.pages.mnist_rows import (
     AVERAGED,
     FREE,
     NINE,
-    SCORES,
     SIZES,
     Method,
     baselines,
@@ -49,27 +48,37 @@ SCALES = (
 )
 _MEAN = ", mean over models"
 
+SUPERVISED_SCORE = "max logit"
+"""The usual score by which a supervised network rejects; one minus the largest probability rejects less well."""
+
 MARGIN = 0.5
 """Accuracies count as equal down to this many points below the rival's."""
 
 
 def paper_claims(models: Sequence[Row], cross: Sequence[Row], printed: Published) -> list[Claim]:
     """The paper's claims, on the models nearest to its own."""
-    return [
+    claims = [
         *_own_proposal_claims(models, printed),
         _chi_decides(cross),
         *_mixture_decides(cross),
         *_three_steps_win(models, cross),
     ]
+    sizes = next((row.get("sizes") for row in paper_variant(models)), None)
+    return [_of_sizes(claim, sizes) for claim in claims] if sizes in SIZES else claims
 
 
 def paper_claims_by_sizes(models: Sequence[Row], printed: Published) -> list[Claim]:
     """The paper's claims on models with their own proposals, by networks as released and as printed."""
     return [
-        replace(claim, text=f"{claim.text.rstrip('.')}, networks {SIZES[name]}.")
+        _of_sizes(claim, name)
         for name, rows in _by_sizes(models).items()
         for claim in _own_proposal_claims(rows, printed)
     ]
+
+
+def _of_sizes(claim: Claim, sizes: str) -> Claim:
+    """The claim with the sizes of the networks that it is tested on."""
+    return replace(claim, text=f"{claim.text.rstrip('.')} ({SIZES[sizes]}).")
 
 
 def _own_proposal_claims(models: Sequence[Row], printed: Published) -> list[Claim]:
@@ -267,7 +276,8 @@ def precision_gain(rows: Sequence[Row]) -> Summary | None:
 def rejection_claims(models: Sequence[Row], cross: Sequence[Row]) -> list[Claim]:
     """Fixed methods against fixed rivals: one network against one, several together against as many.
 
-    Nine classes are judged by IWAE, the paper's best, and the paper's score; a free class by its own score.
+    Nine classes are judged by IWAE, the paper's best, and the paper's score; a free class by its own score; a
+    supervised network by its largest logit.
     """
     candidates, supervised = methods(models, cross), baselines(cross)
     nine, free = _fixed(candidates, NINE), _fixed(candidates, FREE)
@@ -334,14 +344,14 @@ def _same_but_free(nine: Method, free: Method) -> bool:
 
 
 def _rival(method: Method, supervised: Sequence[Method], *, several: bool) -> Method | None:
-    """The supervised network, or as many as in the mixture, with the method's shifts and the paper's score."""
+    """The supervised network, or as many as in the mixture, with the method's shifts and its best usual score."""
     return next(
         (
             m
             for m in supervised
             if (m.model != "CNN") == several
             and bool(m.rows[0].get("shifts")) == bool(method.rows[0].get("shifts"))
-            and m.score == SCORES["auprc"]
+            and m.score == SUPERVISED_SCORE
         ),
         None,
     )
@@ -388,7 +398,7 @@ def _bound_targets(models: Sequence[Row], printed: Mapping[str, float]) -> list[
     """The paper's bounds, by networks as released and as printed."""
     by_sizes = _by_sizes(models)
     claims = [
-        Claim(f"The IWELBO of every objective is at least the paper's, networks {SIZES[name]}.", _ahead(rows, printed))
+        _of_sizes(Claim("The IWELBO of every objective is at least the paper's.", _ahead(rows, printed)), name)
         for name, rows in by_sizes.items()
     ]
     return claims + _labelled_by_share(by_sizes.get("printed", []), [row for row in models if half_labelled(row)])
@@ -407,9 +417,7 @@ def _labelled_by_share(plain: Sequence[Row], halved: Sequence[Row]) -> list[Clai
         for name, scores in model_scores(halved, bound).items()
     ]
     return (
-        [Claim("Weighing labelled images by their share raises the IWELBO, networks as printed.", evidence)]
-        if evidence
-        else []
+        [Claim("Weighing labelled images by their share raises the IWELBO (as printed).", evidence)] if evidence else []
     )
 
 

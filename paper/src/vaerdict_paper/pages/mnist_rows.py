@@ -197,7 +197,7 @@ def _scored(name: str, rows: Sequence[Row], suffix: str = "") -> list[Method]:
     return [
         Method(name, kind, score, list(rows), f"{key}{suffix}")
         for key, score in SCORES.items()
-        if by_seed(rows, f"{key}{suffix}")
+        if mean_of(rows, f"{key}{suffix}")
     ]
 
 

@@ -54,22 +54,25 @@ def _matches(value: Any, wanted: Any) -> bool:
 
 
 def by_seed(rows: Iterable[Row], key: str) -> dict[Any, float]:
-    """The mean of `key` within each seed that has it, NaN where none is finite; nothing where no seed has a finite one.
+    """The mean of `key` within each seed that has it, NaN where a value is not finite: claims are then left undecided.
 
     Files store numbers that are not finite as None.
     """
+    means = _within_seeds(rows, key)
+    return {seed: math.nan if mean is None or mean.missing else mean.mean for seed, mean in means.items()}
+
+
+def _within_seeds(rows: Iterable[Row], key: str) -> dict[Any, Summary | None]:
+    """A summary of the values of `key` within each seed that has any."""
     by = {seed: [row[key] for row in part if key in row] for (seed,), part in grouped(rows, "seed").items()}
-    means = {seed: summarise(values) for seed, values in by.items() if values}
-    if not any(means.values()):
-        return {}
-    return {seed: math.nan if mean is None else mean.mean for seed, mean in means.items()}
+    return {seed: summarise(values) for seed, values in by.items() if values}
 
 
 def mean_of(rows: Iterable[Row], key: str) -> Summary | None:
-    """The mean of `key` over seeds: first within each seed, then over the seeds; `missing` counts rows."""
+    """The mean of finite values of `key`: first within each seed, then over the seeds; `missing` counts rows."""
     rows = [row for row in rows if key in row]
     missing = sum(row[key] is None or not math.isfinite(row[key]) for row in rows)
-    summary = summarise(by_seed(rows, key).values())
+    summary = summarise(mean and mean.mean for mean in _within_seeds(rows, key).values())
     return None if summary is None else summary._replace(missing=missing)
 
 
