@@ -340,15 +340,6 @@ def test_the_command_has_the_option_and_the_same_seed_gives_the_same_file(comman
     assert b"by_prior" not in none
 
 
-def test_borrow_is_an_old_name_and_warns_once(quick):
-    adata = modular(n_other=150, genes=60)
-    with pytest.warns(FutureWarning, match="--prior model") as caught:
-        old = compared(adata, borrow=True)
-    assert len(caught) == 1
-    assert record(old)["kind"] == old.results["settings"]["prior"] == "model"
-    pd.testing.assert_frame_equal(old.table, compared(adata, prior="model").table)
-
-
 def test_a_given_model_predicts():
     scvi = pytest.importorskip("scvi")
     from vaerdict.optional import isolated

@@ -83,7 +83,7 @@ def de(
 
     Genes are called from the raw counts, in seconds, with a prior learned from cells that are not compared where there
     are any (--prior). A model is trained only where one is asked for: --prior model, --check-model or --scale pair.
-    After a stop the same command goes on.
+    After a stop the same command starts again; with a model it continues where it stopped.
     """
     from vaerdict.de import differential_expression
     from vaerdict.de.page.document import from_run

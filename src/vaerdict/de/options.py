@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from vaerdict.options import normalise, option
@@ -106,7 +105,6 @@ class DEOptions:
         "Train a model and compare it with the counts: latents, model_* columns and predictive checks.",
         panel=MODEL,
     )
-    borrow: bool = option(False, "Deprecated: use --prior model.", panel=MODEL)
     objectives: tuple[str, ...] = option(
         (), "Objectives that models are trained by: VAE and IWAE by default; also WW and CHI.", panel=MODEL
     )
@@ -117,17 +115,17 @@ class DEOptions:
         None, f"Draws of every fold change: {DRAWS} by default, {QUICK_DRAWS} with quick.", flag="--draws", minimum=2
     )
     quick: bool = option(False, "A first look: fewer draws; of a model one objective, few epochs and no refits.")
-    seed: int = option(0, "Seed of everything random; the same seed gives the same table.", minimum=0)
+    seed: int = option(
+        0,
+        "Seed of everything random; the same seed gives the same table, up to rounding in columns of a model.",
+        minimum=0,
+    )
 
     def __post_init__(self) -> None:
         from vaerdict.core import SettingError
 
         normalise(self)
         object.__setattr__(self, "n_top_genes", self.n_top_genes or None)
-        if self.borrow:
-            warnings.warn("borrow is now prior='model' (--prior model), and will go away.", FutureWarning, stacklevel=3)
-            object.__setattr__(self, "prior", "model")
-            object.__setattr__(self, "borrow", False)  # said once, not by every copy
         if self.prior not in PRIORS:
             raise SettingError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.")
         if self.scale not in SCALES:

@@ -227,8 +227,8 @@ def _with_pairs(how: CalibrateOptions, analysis: DEOptions, groups: Sequence[str
 
 
 def _settings(analysis: DEOptions) -> dict[str, Any]:
-    """The options of every comparison, as JSON has them; `borrow` is another name of a `prior`."""
-    options = {name: value for name, value in asdict(analysis).items() if name not in ("groupby", "pairs", "borrow")}
+    """The options of every comparison, as JSON has them."""
+    options = {name: value for name, value in asdict(analysis).items() if name not in ("groupby", "pairs")}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
 
