@@ -116,7 +116,7 @@ def test_the_moving_part_of_large_cells_is_accurate_in_single_precision():
     assert (NegativeBinomial().moving(x, CountParameters(log_mean, log_r)) - exact).abs().max() < 2e-3
     r = log_r.exp()
     expanded = (x * log_mean).sum(-1) - ((x + r) * torch.logaddexp(log_mean, log_r)).sum(-1) + (r * log_r).sum(-1)
-    assert (expanded - exact).abs().max() > 0.05  # the expanded form is not
+    assert (expanded - exact).abs().max() > 0.02  # the expanded form is not, on any processor
 
 
 # ------------------------------------------------------------------------------------------------------- draws

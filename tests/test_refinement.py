@@ -175,8 +175,8 @@ def test_a_float32_model_gives_a_float32_result_close_to_float64(generator):
     refined, exact = refine(narrow, x.float(), start.float()), refine(wide, x, start)
     q = refined.distribution
     assert {q.loc.dtype, q.root.covariance().dtype, q.draw(None, 2, generator=generator).z.dtype} == {torch.float32}
-    assert refined.converged.all()
-    # rounding may lead to another mode
+    # rounding, which differs between processors, may end a search early or lead to another mode
+    assert refined.converged.double().mean() > 0.95
     same = (q.loc.double() - exact.distribution.loc).norm(dim=-1) < 1
     assert same.double().mean() > 0.95
     distance = exact.distribution.root.square_norm((q.loc.double() - exact.distribution.loc)[None])[0]
